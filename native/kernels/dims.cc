@@ -48,6 +48,45 @@ TILEWISE_INLINE void copy_elements(T* to, const T* from, int64_t n) {
   __builtin_memcpy(to, from, static_cast<size_t>(n) * sizeof(T));
 }
 
+/// A dim whose elements are adjacent in the source, if it is not the last one and no dim is cut; else -1.
+template <class Kernel>
+TILEWISE_INLINE int64_t contiguous_dim(const Kernel& call) {
+  int64_t adjacent = -1;
+  for (int64_t d = 0; d < call.rank; ++d) {
+    if (call.begin[d] > 0 || call.end[d] < call.size[d]) return -1;
+    if (call.stride[d] == 1 && call.size[d] > 1) adjacent = d;
+  }
+  return adjacent;
+}
+
+/// Exchanges the last dim and another one, in blocks that stay in the first cache.
+template <class Kernel>
+TILEWISE_INLINE void transpose_items(const Kernel& call, int64_t across, int64_t items, int64_t count) {
+  constexpr int64_t kBlock = 32;
+  const int64_t last = call.rank - 1, width = call.size[last], step = call.stride[last], height = call.size[across];
+  Odometer<2> others;
+  int64_t out_strides[kMaxDims], run = 1;
+  for (int64_t d = last; d >= 0; --d) {
+    out_strides[d] = run;
+    run *= call.size[d];
+  }
+  for (int64_t d = 0; d < last; ++d) {
+    if (d != across) others.add(call.size[d], {call.stride[d], out_strides[d]});
+  }
+  const int64_t pitch = out_strides[across], planes = others.count();
+  for (int64_t item = 0; item < items; ++item)
+    for (int64_t plane = 0; plane < planes; ++plane, others.step()) {
+      const auto* from = call.x.elements() + item * call.source_elements + call.first + others.at[0];
+      auto* to = call.out.elements() + item * count + others.at[1];
+      for (int64_t c = 0; c < width; c += kBlock)
+        for (int64_t r = 0; r < height; r += kBlock) {
+          const int64_t right = smaller(c + kBlock, width), down = smaller(r + kBlock, height);
+          for (int64_t i = r; i < down; ++i)
+            for (int64_t j = c; j < right; ++j) to[i * pitch + j] = from[i + j * step];
+        }
+    }
+}
+
 // kernel rearrange  f32=uint32_t bf16=uint16_t i32=uint32_t
 //   out out[m d]
 //   in x[_ _]
@@ -62,9 +101,14 @@ void RearrangeKernel<T>::run() const {
   const int64_t last = rank - 1, width = size[last], step = stride[last];
   const int64_t low = smaller(larger(begin[last], int64_t{0}), width);
   const int64_t high = larger(smaller(end[last], width), low);
+  int64_t count = 1;
+  for (int64_t d = 0; d < rank; ++d) count *= size[d];
+  const int64_t items = elements_of(out) / count;
+  const int64_t across = step == 1 || low > 0 || high < width ? -1 : contiguous_dim(*this);
+  if (across >= 0) return transpose_items(*this, across, items, count);
   Odometer<1> rows;
   for (int64_t d = 0; d < last; ++d) rows.add(size[d], {stride[d]});
-  const int64_t per_item = rows.count(), items = elements_of(out) / (per_item * width);
+  const int64_t per_item = rows.count();
   const T empty = static_cast<T>(fill);
   T* to = out.elements();
   for (int64_t item = 0; item < items; ++item) {
@@ -129,29 +173,29 @@ struct Largest {
   }
 };
 
-/// Reduces the dims of an item that are not kept, in ascending order of their indices. If the last dim is reduced, 16
+/// Reduces the dims of an item that do not stay, in ascending order of their indices. If the last dim is reduced, 16
 /// lanes share it and are joined at the end.
 template <class Join, class Kernel>
 TILEWISE_INLINE void reduce_dims(const Kernel& call, float factor) {
   const int64_t last = call.rank - 1, width = call.size[last];
-  Odometer<2> rows;  // of the kept dims: offsets in x and out
+  Odometer<2> rows;  // of the dims that stay: offsets in x and out
   Odometer<1> reduced;
   int64_t strides[kMaxDims], out_strides[kMaxDims], count = 1, out_count = 1;
   for (int64_t d = last; d >= 0; --d) {
     strides[d] = count;
     out_strides[d] = out_count;
     count *= call.size[d];
-    if (call.kept[d]) out_count *= call.size[d];
+    if (call.stays[d]) out_count *= call.size[d];
   }
   for (int64_t d = 0; d < last; ++d) {
-    if (call.kept[d]) {
+    if (call.stays[d]) {
       rows.add(call.size[d], {strides[d], out_strides[d]});
     } else {
       reduced.add(call.size[d], {strides[d]});
     }
   }
   const int64_t num_rows = rows.count(), depth = reduced.count(), items = elements_of(call.out) / out_count;
-  const bool keeps_last = call.kept[last] != 0;
+  const bool keeps_last = call.stays[last] != 0;
   for (int64_t item = 0; item < items; ++item)
     for (int64_t r = 0; r < num_rows; ++r, rows.step()) {
       const auto* from = call.x.elements() + item * count + rows.at[0];
@@ -178,11 +222,11 @@ TILEWISE_INLINE void reduce_dims(const Kernel& call, float factor) {
 // kernel reduce_sum  f32 bf16
 //   out out[_ _]
 //   in x[m d]
-//   int rank, size...(rank), kept...(rank)
+//   int rank, size...(rank), stays...(rank)
 //   float factor
 //   flops m * d
 //   bytes item * m * d
-/// Sums over dims that are not kept, times a factor, in fp32 and rounded once.
+/// Sums over dims that do not stay, times a factor, in fp32 and rounded once.
 template <class T>
 void ReduceSumKernel<T>::run() const {
   if (elements_of(out) > 0 && rank <= kMaxDims) reduce_dims<Adding>(*this, factor);
@@ -191,7 +235,7 @@ void ReduceSumKernel<T>::run() const {
 // kernel reduce_max  f32 bf16
 //   out out[_ _]
 //   in x[m d]
-//   int rank, size...(rank), kept...(rank)
+//   int rank, size...(rank), stays...(rank)
 //   flops m * d
 //   bytes item * m * d
 template <class T>
@@ -314,6 +358,16 @@ void UnfoldKernel<T>::run() const {
           const T* from = x.elements() + (item * channels + c) * plane;
           for (int64_t i = 0; i < window_height; ++i) {
             const int64_t y = row * stride_height + i * dilation_height - pad_height;
+            if (dilation_width == 1 && y >= 0 && y < height) {  // a run of elements
+              const int64_t at = column * stride_width - pad_width;
+              const int64_t left = smaller(larger(-at, int64_t{0}), window_width);
+              const int64_t right = larger(smaller(width - at, window_width), left);
+              for (int64_t j = 0; j < left; ++j) to[j] = T{};
+              copy_elements(to + left, from + y * width + at + left, right - left);
+              for (int64_t j = right; j < window_width; ++j) to[j] = T{};
+              to += window_width;
+              continue;
+            }
             for (int64_t j = 0; j < window_width; ++j, ++to) {
               const int64_t at = column * stride_width + j * dilation_width - pad_width;
               *to = y >= 0 && y < height && at >= 0 && at < width ? from[y * width + at] : T{};
@@ -343,10 +397,14 @@ void FoldKernel<T>::run() const {
       for (int64_t y = 0; y < height; ++y)
         for (int64_t at = 0; at < width; ++at, ++to) {
           float sum = 0.0f;
-          for (int64_t i = 0; i < window_height; ++i) {
+          // Without dilation, the places whose windows have this element are stride apart.
+          const bool is_dense = dilation_height == 1 && dilation_width == 1;
+          const int64_t first_i = is_dense ? (y + pad_height) % stride_height : 0;
+          const int64_t first_j = is_dense ? (at + pad_width) % stride_width : 0;
+          for (int64_t i = first_i; i < window_height; i += is_dense ? stride_height : 1) {
             const int64_t down = y + pad_height - i * dilation_height;
             if (down < 0 || down % stride_height != 0 || down / stride_height >= out_height) continue;
-            for (int64_t j = 0; j < window_width; ++j) {
+            for (int64_t j = first_j; j < window_width; j += is_dense ? stride_width : 1) {
               const int64_t right = at + pad_width - j * dilation_width;
               if (right < 0 || right % stride_width != 0 || right / stride_width >= out_width) continue;
               const int64_t place = down / stride_height * out_width + right / stride_width;

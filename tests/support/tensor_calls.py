@@ -36,6 +36,11 @@ def by_element(g, value=INDEX):
     return index(g, value, labels=[tw.BATCH, None, None])
 
 
+def alike(g, x, other):
+    """x in the dtype of another tensor."""
+    return x if x.spec.dtype == other.spec.dtype else g.cast(x, other.spec.dtype.name)
+
+
 def heads(g, x):
     """`[batch, seq, width]` to `[batch, heads, seq, head]`."""
     return g.permute(g.reshape(x, (BATCH, -1, HEADS, HEAD)), (0, 2, 1, 3))
@@ -73,11 +78,11 @@ def torch_grouped(a, b):
 
 
 def vector(g, size=WIDTH):
-    return g.parameter([size], name="vector")
+    return g.parameter([size], g.find("operand0").spec.dtype, name="vector")
 
 
 def weight(g, *shape):
-    return g.parameter(shape, name="weight")
+    return g.parameter(shape, g.find("operand0").spec.dtype, name="weight")
 
 
 CALLS = {
@@ -154,7 +159,7 @@ CALLS = {
         lambda a, b: a.index_add(1, torch.tensor(CHOSEN[:3]), b[:, :3]),
     ),
     "one_hot": (
-        lambda g, a, b: a * g.one_hot(index(g, CHOSEN, storage="scalars"), WIDTH),
+        lambda g, a, b: a * alike(g, g.one_hot(index(g, CHOSEN, storage="scalars"), WIDTH), a),
         lambda a, b: a * functional.one_hot(torch.tensor(CHOSEN).long(), WIDTH),
     ),
     "matmul": (
@@ -229,12 +234,12 @@ def called(g, a, b, *, name):
     return {**CALLS, **WHOLE_BATCH}[name][0](g, a, b)
 
 
-def build(names, label=None):
+def build(names, label=None, dtype="f32"):
     """A graph with some calls. Its loss depends on the result of each, added to b, which is the output `y0`,
     `y1`, ...
     """
     g = tw.ComputeGraph("calls")
-    x, t = (g.input([BATCH, SEQ, WIDTH], name=n, labels=[tw.BATCH, None, None]) for n in "xt")
+    x, t = (g.input([BATCH, SEQ, WIDTH], dtype, name=n, labels=[tw.BATCH, None, None]) for n in "xt")
     total = None
     for number, name in enumerate(names):
         a, b = (linear(g, x, f"{n}{number}", WIDTH, out_label=label) for n in ("a", "b"))

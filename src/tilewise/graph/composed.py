@@ -282,10 +282,15 @@ class ComposedMethods(TensorMethods):
             name = f"attention.hidden.{queries}x{keys}.{window}"
             is_new = name not in self.draft.names
             hidden = self.constant(_hidden(queries, keys, window), name=name) if is_new else None
-            s = self.add(s, hidden or self.draft.tensors[self.draft.names[name]])
+            s = self._add_as(s, hidden or self.draft.tensors[self.draft.names[name]])
         if attn_mask is not None:
-            s = self.add(s, attn_mask)
+            s = self._add_as(s, attn_mask)
         return self.matmul(self.softmax(s), v)
+
+    def _add_as(self, x: TensorNode, other: TensorNode) -> TensorNode:
+        """The sum, in the dtype of x."""
+        is_same = other.spec.dtype == x.spec.dtype
+        return self.add(x, other if is_same else self.op("cast", [other], dtype=x.spec.dtype.name)[0])
 
     def _repeat_heads(self, x: TensorNode, times: int) -> TensorNode:
         batch, heads, seq, dim = fixed_sizes("attention", x.shape)

@@ -269,8 +269,10 @@ class TensorMethods:
             if spec.shape == shape[-1:]:
                 return self.op("repeat_row", [x, like])[0]
             if spec.shape == (1,):
-                x = x if spec.dtype.name == "f32" else self.op("cast", [x], dtype="f32")[0]
-                return self.op("spread", [x, like])[0]
+                if spec.dtype.name == "f32":
+                    return self.op("spread", [x, like])[0]
+                column = self.op("repeat_row", [x, self.slice(like, -1, 0, 1)])[0]
+                return self.op("expand", [column, like], shape=fixed_sizes(call, shape))[0]
         else:
             rows, cols = spec.shape
             fits = rows in (1, shape[-2]) and cols in (1, shape[-1])

@@ -1,5 +1,5 @@
 """Dropout. Its mask depends on keys and on an element's index in the whole tensor, so it is the same on
-every mesh and for any number of microbatches (docs/numerics.md, rule 7).
+every mesh and for any number of microbatches (docs/numerics.md, rule 11).
 """
 
 from __future__ import annotations

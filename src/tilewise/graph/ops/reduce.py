@@ -91,7 +91,15 @@ class _Reduction(Op):
 
     x: int = operand("*")
     axes: tuple[int, ...]
+    source: tuple[int, ...]
     out: int = result("*")
+
+    def _widened(self, tape: Tape, x: int) -> int:
+        """A tensor like the result, repeated along the reduced dims."""
+        left = tuple(n for d, n in enumerate(self.source) if d not in self.axes)
+        ones = tuple(1 if d in self.axes else n for d, n in enumerate(self.source))
+        (wide,) = tape.op(Reshape(x=x, source=left, shape=ones))
+        return tape.op(Expand(x=wide, like=tape.use(self.x), shape=self.source))[0]
 
     def check(self, spec: Specs) -> None:
         """The dims exist, and one is left."""
@@ -117,8 +125,8 @@ class _Reduction(Op):
         dims = self.dims(low.spec)
         items = Items.of(low, leading(dims["x"], dims["out"]), self.x, self.out)
         sizes = items.sizes(self.x)
-        kept = [int(d + items.lead not in self.axes) for d in range(len(sizes))]
-        return items, {"rank": len(sizes), "size": sizes, "kept": kept}
+        stays = [int(d + items.lead not in self.axes) for d in range(len(sizes))]
+        return items, {"rank": len(sizes), "size": sizes, "stays": stays}
 
 
 @register
@@ -127,15 +135,11 @@ class ReduceSum(_Reduction):
 
     name = "reduce_sum"
     factor: float
-    source: tuple[int, ...]
 
     def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
         """dy, times the factor, for every element."""
         dy = tape.scale(incoming(self, grads), self.factor) if self.factor != 1.0 else incoming(self, grads)
-        kept = tuple(1 if d in self.axes else n for d, n in enumerate(self.source))
-        left = tuple(n for d, n in enumerate(self.source) if d not in self.axes)
-        (wide,) = tape.op(Reshape(x=dy, source=left, shape=kept))
-        return {"x": tape.op(Expand(x=wide, like=tape.use(self.x), shape=self.source))[0]}
+        return {"x": self._widened(tape, dy)}
 
     def lower(self, low: Lowering) -> None:
         """One task per item."""
@@ -149,22 +153,13 @@ class ReduceMax(_Reduction):
     """The maximum over some dims. Equal maxima share the gradient."""
 
     name = "reduce_max"
-    source: tuple[int, ...]
 
     def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
         """dy, divided among the elements that are the maximum."""
-        kept = tuple(1 if d in self.axes else n for d, n in enumerate(self.source))
-        left = tuple(n for d, n in enumerate(self.source) if d not in self.axes)
-        x = tape.use(self.x)
-
-        def widened(tensor: int) -> int:
-            (wide,) = tape.op(Reshape(x=tensor, source=left, shape=kept))
-            return tape.op(Expand(x=wide, like=x, shape=self.source))[0]
-
-        (mask,) = tape.op(Equal(a=x, b=widened(tape.use(self.out))))
+        (mask,) = tape.op(Equal(a=tape.use(self.x), b=self._widened(tape, tape.use(self.out))))
         (count,) = tape.op(ReduceSum(x=mask, axes=self.axes, factor=1.0, source=self.source))
         (share,) = tape.op(Divide(a=incoming(self, grads), b=count))
-        return {"x": tape.multiply(mask, widened(share))}
+        return {"x": tape.multiply(mask, self._widened(tape, share))}
 
     def lower(self, low: Lowering) -> None:
         """One task per item."""

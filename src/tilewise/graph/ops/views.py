@@ -29,7 +29,7 @@ from tilewise.ir.lowering import Lowering
 from tilewise.ir.op import Gradients, Op, Specs, operand, operands, optional, register, result
 from tilewise.ir.tape import Gradient, Tape
 
-__all__ = ["Expand", "Pad", "Permute", "RepeatRow", "Reshape", "Slice", "emit_sum", "row_major"]
+__all__ = ["Expand", "Pad", "Permute", "RepeatRow", "Reshape", "Slice"]
 
 
 def row_major(sizes: Sequence[int]) -> list[int]:
@@ -428,21 +428,17 @@ class ExpandBackward(Op):
         lead = leading(" ".join(own), " ".join(whole)) if len(own) == len(whole) else 0
         items = Items.of(low, lead, self.dx, self.dy)
         sizes = items.sizes(self.dy)
-        kept = [n in own for n in whole[items.lead :]]
-        emit_sum(items, self.dy, self.dx, sizes, kept)
-
-
-def emit_sum(
-    items: Items, x: int, out: int, sizes: Sequence[int], kept: Sequence[bool], factor: float = 1.0
-) -> None:
-    """Emit the sum over the dims of an item that are not kept, times a factor."""
-    items.emit(
-        "reduce_sum",
-        out,
-        {"out": out, "x": x},
-        ints={"rank": len(sizes), "size": sizes, "kept": [int(k) for k in kept]},
-        floats={"factor": factor},
-    )
+        items.emit(
+            "reduce_sum",
+            self.dx,
+            {"out": self.dx, "x": self.dy},
+            ints={
+                "rank": len(sizes),
+                "size": sizes,
+                "stays": [int(n in own) for n in whole[items.lead :]],
+            },
+            floats={"factor": 1.0},
+        )
 
 
 @register

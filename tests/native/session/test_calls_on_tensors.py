@@ -54,6 +54,29 @@ def test_result_and_gradient(name):
         assert abs((losses[0] - losses[1]) / 2e-2 - length) <= 0.02 * length
 
 
+def test_results_in_bf16():
+    """All calls in one graph, close to fp32, with gradients that are finite."""
+    data, graph = inputs(), build(list(CALLS), dtype="bf16")
+    generator = np.random.default_rng(7)
+    with graph.instantiate() as model:
+        tensors = {}
+        for name in model.parameter_names():
+            value = torch.tensor(generator.standard_normal(graph.find(name).shape) * 0.3).bfloat16().float()
+            model.set_tensor(name, value.numpy())
+            tensors[name] = value
+        x = torch.tensor(data["x"]).bfloat16().float()
+        model.forward(x=x.numpy(), t=data["t"])
+        for number, (name, (_, reference)) in enumerate(CALLS.items()):
+            own = [tensors[n] for n in (f"{number}.vector", f"{number}.weight") if n in tensors]
+            b = x @ tensors[f"b{number}"].T
+            want = (reference(x @ tensors[f"a{number}"].T, b, *own) + b).numpy()
+            y = np.asarray(model.get_tensor(f"y{number}"), np.float32)
+            assert np.abs(y - want).max() <= 0.05 * np.abs(want).max(), name
+        model.backward()
+        for name in tensors:
+            assert np.isfinite(np.asarray(model.get_tensor(f"{name}.grad"), np.float32)).all(), name
+
+
 @pytest.mark.parametrize("ignored", [-100, 3])
 def test_label_smoothing(ignored):
     """Loss, rows and gradient of smoothed cross-entropy, with labels that are not counted."""
