@@ -58,18 +58,18 @@ def test_rearranging(isa, dt, items, shape, data):
 def test_reductions(isa, dt, items, shape, data):
     """Sums and maxima over drawn dims."""
     axes = data.draw(st.sets(st.integers(0, len(shape) - 1), min_size=1))
-    x, kept = values((items, *shape), dt), [int(d not in axes) for d in range(len(shape))]
+    x, stays = values((items, *shape), dt), [int(d not in axes) for d in range(len(shape))]
     dims = tuple(d + 1 for d in axes)
     total, top = REFERENCES["reduce_sum"](x, dims, 0.25), REFERENCES["reduce_max"](x, dims)
     out = np.empty((items, total.size // items), x.dtype)
-    run(f"reduce_sum_{dt}", [out, rows(x, items)], [len(shape), *shape, *kept], [0.25], isa=isa)
+    run(f"reduce_sum_{dt}", [out, rows(x, items)], [len(shape), *shape, *stays], [0.25], isa=isa)
     scale = np.abs(x.astype(np.float64)).sum(dims).max() * 0.25
     error = np.abs(out.astype(np.float64).reshape(total.shape) - total).max()
     assert error <= scale * (1e-6 if dt == "f32" else 5e-3)
-    run(f"reduce_max_{dt}", [out, rows(x, items)], [len(shape), *shape, *kept], isa=isa)
+    run(f"reduce_max_{dt}", [out, rows(x, items)], [len(shape), *shape, *stays], isa=isa)
     assert np.array_equal(out.astype(np.float64).reshape(top.shape), top)
     x[0].reshape(-1)[0] = np.nan
-    run(f"reduce_max_{dt}", [out, rows(x, items)], [len(shape), *shape, *kept], isa=isa)
+    run(f"reduce_max_{dt}", [out, rows(x, items)], [len(shape), *shape, *stays], isa=isa)
     assert np.isnan(out.astype(np.float32)).sum() == 1
 
 

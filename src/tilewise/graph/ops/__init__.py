@@ -5,7 +5,6 @@ it.
 from tilewise.graph.ops import (
     arithmetic,
     attention,
-    batch,
     bias,
     dropout,
     elementwise,
@@ -21,13 +20,13 @@ from tilewise.graph.ops import (
     reshard,
     update,
     views,
+    whole_batch,
     windows,
 )
 
 __all__ = [
     "arithmetic",
     "attention",
-    "batch",
     "bias",
     "dropout",
     "elementwise",
@@ -43,5 +42,6 @@ __all__ = [
     "reshard",
     "update",
     "views",
+    "whole_batch",
     "windows",
 ]
