@@ -70,7 +70,7 @@ def main() -> None:
     graph.set_distribution(tw.DistributionStrategy.fsdp(2))
     with graph.instantiate() as model:
         model.initialize(seed=0, scale=0.15)
-        losses = [model.step(batch(step), lr=3e-3).loss for step in range(300)]
+        losses = [model.step(batch(step), lr=3e-3).loss for step in range(150)]
     print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
     assert losses[-1] < 0.5 * losses[0]
 

@@ -91,6 +91,7 @@ TILEWISE_INLINE void transpose_items(const Kernel& call, int64_t across, int64_t
 //   out out[m d]
 //   in x[_ _]
 //   int rank, source_elements, first, fill, size...(rank), stride...(rank), begin...(rank), end...(rank)
+//   internal its sizes describe items of many dims, and a tile has rows and columns
 //   flops 0
 //   bytes 2 * item * m * d
 /// Element (i_0, i_1, ...) of an item of `out` is element first + Σ i_d stride_d of the item of x, which has
@@ -133,6 +134,7 @@ void RearrangeKernel<T>::run() const {
 //   out out[m d]
 //   in x...[_ _]
 //   int num_parts=count(x), length...(num_parts)
+//   internal its sizes describe items of many dims, and a tile has rows and columns
 //   flops 0
 //   bytes 2 * item * m * d
 /// Runs of `length` elements of each operand in turn.
@@ -224,6 +226,7 @@ TILEWISE_INLINE void reduce_dims(const Kernel& call, float factor) {
 //   in x[m d]
 //   int rank, size...(rank), stays...(rank)
 //   float factor
+//   internal its sizes describe items of many dims, and a tile has rows and columns
 //   flops m * d
 //   bytes item * m * d
 /// Sums over dims that do not stay, times a factor, in fp32 and rounded once.
@@ -236,6 +239,7 @@ void ReduceSumKernel<T>::run() const {
 //   out out[_ _]
 //   in x[m d]
 //   int rank, size...(rank), stays...(rank)
+//   internal its sizes describe items of many dims, and a tile has rows and columns
 //   flops m * d
 //   bytes item * m * d
 template <class T>
@@ -257,6 +261,7 @@ void RepeatRowKernel<T>::run() const {
 //   out out[m d]
 //   in x[_ _], index:i32[_ _]
 //   int outer, size, inner, count, index_outer, index_step, index_inner, index_item
+//   internal its sizes describe items of many dims, and a tile has rows and columns
 //   flops 0
 //   bytes 2 * item * m * d
 /// Items of x are [outer, size, inner], items of `out` [outer, count, inner]: out[o, i, c] = x[o, n, c] with
@@ -284,6 +289,7 @@ void GatherElementsKernel<T>::run() const {
 //   out out[m d]
 //   in x?[_ _], src[_ _], index:i32[_ _]
 //   int outer, size, inner, count, index_outer, index_step, index_inner, index_item
+//   internal its sizes describe items of many dims, and a tile has rows and columns
 //   flops m * d
 //   bytes 3 * item * m * d
 //   scratch 4 * size * inner + 64
@@ -320,6 +326,7 @@ void ScatterAddKernel<T>::run() const {
 //   out out[m d]
 //   in ids:i32[_ _]
 //   int first
+//   internal its sizes describe items of many dims, and a tile has rows and columns
 //   flops 0
 //   bytes item * m * d
 /// A row per id: 1 in column id - first, else 0.
@@ -341,6 +348,7 @@ void OneHotKernel<T>::run() const {
 //   in x[_ _]
 //   int channels, height, width, out_height, out_width, window_height, window_width
 //   int stride_height, stride_width, pad_height, pad_width, dilation_height, dilation_width
+//   internal its sizes describe items of many dims, and a tile has rows and columns
 //   flops 0
 //   bytes 2 * item * m * d
 /// Items of x are images [channels, height, width]. A row of `out` has the elements of one window of an image, channel
@@ -381,6 +389,7 @@ void UnfoldKernel<T>::run() const {
 //   in x[_ _]
 //   int channels, height, width, out_height, out_width, window_height, window_width
 //   int stride_height, stride_width, pad_height, pad_width, dilation_height, dilation_width
+//   internal its sizes describe items of many dims, and a tile has rows and columns
 //   flops m * d
 //   bytes 2 * item * m * d
 /// The gradient of unfold: an element of an image is the sum, in fp32, of the elements of all windows that have it, for

@@ -32,6 +32,7 @@ TILEWISE_INLINE Four philox(Four counter, uint32_t key, uint32_t other) {
 //   in x[m d], key:i32[_ _]
 //   int rank, size...(rank), first...(rank), stride...(rank)
 //   float p
+//   internal its sizes describe items of many dims, and a tile has rows and columns
 //   flops 10 * m * d
 //   bytes 2 * item * m * d
 /// x / (1 - p), or 0 with probability p. A row of the key belongs to an item (see dims.cc): its number in the batch,

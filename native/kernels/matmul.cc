@@ -415,6 +415,10 @@ void GemmKernel<D>::run() const {
 //   in a[_ _], b[_ _]
 //   int rows, depth
 //   flag trans_a, trans_b
+//   require rows > 0 and depth > 0 and m % rows == 0
+//   require a.cols == (rows if trans_a else depth) and b.cols == (depth if trans_b else n)
+//   require a.rows * rows == m * (depth if trans_a else rows)
+//   require b.rows * rows == m * (n if trans_b else depth)
 //   flops 2 * m * n * depth
 //   bytes item * (2 * m * depth + m * n)
 //   scratch product_scratch(max(a.rows, a.cols, b.rows, b.cols), 1)

@@ -1,4 +1,4 @@
-"""The models of the examples: loss and gradients of PyTorch, the bits of one device, and losses that fall."""
+"""The models of the examples: loss and gradients of PyTorch, the bits of one device."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ def example(name):
 
 @every_example
 def test_loss_and_gradients_are_those_of_pytorch(name):
-    """1e-4 in fp32, relative to the largest element of a gradient; the file has fewer than 80 lines."""
-    assert len((FOLDER / f"{name}.py").read_text().splitlines()) < 80
+    """1e-4 in fp32, relative to the largest element of a gradient."""
     module = example(name)
     data = module.batch(3)
     with module.build().instantiate() as model:
@@ -69,11 +68,3 @@ def test_a_fault_is_detected():
     """The twin: a batch split that is halved on one device changes bits."""
     fault = change_first("", halve_batch_splits, -1, kernel="matmul_dw_f32")
     assert not verify("15_encoder_decoder", {"dp": 2}, change=fault).equal
-
-
-@pytest.mark.slow
-@every_example
-def test_every_example_trains(name, capsys):
-    """Its own assertions hold: the loss falls below half."""
-    example(name).main()
-    assert "loss" in capsys.readouterr().out

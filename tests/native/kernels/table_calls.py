@@ -61,6 +61,7 @@ ANY = {  # sizes that the table leaves open
     ("concat", "x"): (M, D // 2),
     ("reduce_sum", "out"): (M, 1),
     ("reduce_max", "out"): (M, 1),
+    ("gather_elements", "x"): (8, D),
     ("gather_elements", "index"): (M, 1),
     ("scatter_add", "x"): (M, D),
     ("scatter_add", "src"): (M, D),
