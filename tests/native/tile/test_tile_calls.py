@@ -101,13 +101,13 @@ def test_invalid_calls_are_rejected(runtime):
     with other, other.registered(np.zeros((8, 6), np.float32)) as (foreign,), runtime.registered(*arrays) as (
         hx, hout, hhalf, hcube, hwide, hlong, htext, hw,
     ):  # fmt: skip
-        packed, hpart, hsix = tile.pack(runtime, w), hout[:6, :5], hout[:6]
+        packed, hpart, hsix, hrow = tile.pack(runtime, w), hout[:6, :5], hout[:6], hout[:1]
         cases = [
             (lambda: tile.gelu(hx, hwide), ConfigError, r"gelu\] sizes of one name .* got 8 x 6 for 'x', where 7"),
             (lambda: tile.gelu(hx[:4], hout), ConfigError, "sizes of one name"),
             (lambda: tile.gelu(hx, hhalf), ConfigError, "'out' must be f32; got bf16|'out' must be bf16|'x' must be"),
             (lambda: tile.gelu(hlong, hout), ConfigError, "must be f32, bf16, f64 or i32; got type"),
-            (lambda: tile.head_sum(hhalf[:1], hout[:1], num_k_splits=1, range=[0, 1]), ConfigError, "must be f32; got bf16"),
+            (lambda: tile.head_sum(hhalf[:1], hrow, num_k_splits=1, range=[0, 1]), ConfigError, "f32; got bf16"),
             (lambda: tile.gelu(None, hout), ConfigError, "'x' must be passed"),
             (lambda: tile.gelu(hx, 3), ConfigError, "an operand must be a buffer or region"),
             (lambda: tile.gelu(x, hout), ConfigError, "an operand must be a buffer or region"),
