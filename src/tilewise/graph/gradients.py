@@ -171,6 +171,7 @@ class _Tape:
             if isinstance(c, Later):
                 contributions[i] = c = self.append(c.op)[0]
             if isinstance(c, int):
+                c = self._in_dtype_of(tensor, c)
                 total = c if total is None else self.add(total, c)
         terms: dict[str, list[Term]] = {}
         for c in contributions:
@@ -184,6 +185,16 @@ class _Tape:
             _check_contribution(self, tensor, total, f"tensor {tensor}")
             self.author = before
         return total
+
+
+    def _in_dtype_of(self, tensor: int, gradient: int) -> int:
+        """A contribution to the gradient of a tensor that ops compute, in the tensor's dtype: sums over
+        the batch are in fp32, which only gradients of parameters keep.
+        """
+        forward, own = self.graph.tensors[tensor], self.draft.tensors[gradient].spec.dtype
+        if forward.kind != "result" or forward.spec.dtype == own:
+            return gradient
+        return self._named("cast", gradient, dtype=forward.spec.dtype.name)
 
 
 def _run_backward(
