@@ -40,6 +40,37 @@ struct Reporter {
   }
 };
 
+/// Equally long runs of bytes, `step` apart.
+struct Rows {
+  uint64_t first, rows, run, step;
+  uint64_t end() const { return first + (rows - 1) * step + run; }
+  bool operator==(const Rows&) const = default;
+};
+
+Rows rows_of(const pto_region* region) {
+  if (region == nullptr) return {0, 1, UINT64_MAX / 2, UINT64_MAX / 2};  // the whole buffer
+  if (region->ndim == 1) return {region->offset, 1, region->size[0], region->size[0]};
+  return {region->offset, region->size[0], region->size[1], region->stride[0]};
+}
+
+/// Whether a run of bytes has one of the rows' bytes.
+bool meets(const Rows& rows, uint64_t first, uint64_t end) {
+  if (end <= rows.first || first >= rows.end()) return false;
+  const uint64_t row = first > rows.first ? std::min((first - rows.first) / rows.step, rows.rows - 1) : 0;
+  const uint64_t begin = rows.first + row * rows.step;
+  return first < begin + rows.run ? end > begin : row + 1 < rows.rows && end > begin + rows.step;
+}
+
+bool share_bytes(const Rows& a, const Rows& b) {
+  if (a.end() <= b.first || b.end() <= a.first) return false;
+  const Rows &few = a.rows < b.rows ? a : b, &many = a.rows < b.rows ? b : a;
+  for (uint64_t row = 0; row < few.rows; ++row) {
+    const uint64_t begin = few.first + row * few.step;
+    if (meets(many, begin, begin + few.run)) return true;
+  }
+  return false;
+}
+
 class Checker {
  public:
   // Arrays stay as they are, because clearing them would take as long as the checks.
@@ -68,6 +99,7 @@ class Checker {
     if (const char* condition = report.rule.broken_condition({sizes, made.ints, rows, cols})) [[unlikely]] {
       report.fail("a call must satisfy `", condition, "`; got other sizes or integers; correct them");
     }
+    check_overlaps();
   }
 
  private:
@@ -256,6 +288,24 @@ class Checker {
       o = end;
     }
     made.num_tiles = at;
+  }
+
+  /// Outputs share no bytes with other operands, or all of them if the kernel works element by element.
+  void check_overlaps() const {
+    for (uint32_t out = 0; out < made.num_params; ++out) {
+      const pto_param& written = made.params[out];
+      if (written.mode == PTO_INPUT) continue;
+      for (uint32_t i = 0; i < made.num_params; ++i) {
+        const pto_param& other = made.params[i];
+        if (i == out || other.handle != written.handle) [[likely]]
+          continue;
+        const Rows a = rows_of(written.region), b = rows_of(other.region);
+        if (!share_bytes(a, b) || (report.rule.is_elementwise && a == b)) continue;
+        report.fail("an output must share no bytes with another operand", report.rule.is_elementwise ? " in part" : "",
+                    "; got operands ", out, " and ", i, " of one buffer, from byte ", a.first, " and ", b.first,
+                    "; write to other memory");
+      }
+    }
   }
 
   /// The place of an operand that is no list.

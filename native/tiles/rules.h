@@ -52,6 +52,7 @@ struct KernelRule {
   const char* names[kNumDtypes];  // full names; without dtypes only the first
   int only_dtype;  // -1: no dtype; -2: one of several
   bool has_scratch;
+  bool is_elementwise;   // elements of outputs follow from the same elements of inputs
   std::span<const OperandRule> operands;
   std::span<const IntRule> ints;
   std::span<const char* const> sizes;

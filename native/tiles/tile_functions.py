@@ -162,7 +162,8 @@ def _rule(call: Call) -> tuple[str, str]:
         within = next(i for i, operand in enumerate(kernel.operands) if operand.name == kernel.within[0])
     begins_even = _flag(kernel.within is not None and kernel.within[1])
     row = (
-        f"    {{{_quoted(name)}, {{{full}}}, {only}, {_flag('scratch' in kernel.costs)}, kOperands_{name}, "
+        f"    {{{_quoted(name)}, {{{full}}}, {only}, {_flag('scratch' in kernel.costs)}, "
+        f"{_flag(kernel.each == ('m', 'd'))}, kOperands_{name}, "
         f"{f'kInts_{name}' if ints else 'std::span<const IntRule>()'}, "
         f"{f'kSizes_{name}' if named else 'std::span<const char* const>()'}, "
         f"{within}, {begins_even}, {_quoted(', '.join(attributes) or 'none')}, broken_{name}}},\n"

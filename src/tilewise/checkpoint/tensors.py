@@ -482,5 +482,7 @@ def _read_header(stream: BinaryIO) -> dict[str, TensorEntry]:
     except Unreadable:
         for start, what in _FOREIGN.items():
             if content.startswith(start):
-                raise Unreadable(f"it is {what}; only safetensors files are read, so convert it") from None
+                raise Unreadable(
+                    f"it is {what}; neither safetensors nor a state dict of PyTorch 1.6 or later; convert it"
+                ) from None
         raise

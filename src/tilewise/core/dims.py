@@ -26,6 +26,7 @@ __all__ = [
     "Dim",
     "DimLabel",
     "Size",
+    "counts_batch",
     "k_split_range",
     "num_atoms",
     "shard_range",
@@ -107,6 +108,11 @@ def _label(name: str, atom: int, group: int, is_summed_by_batch_splits: bool) ->
 
 BATCH = DimLabel("batch", 1, is_summed_by_batch_splits=True)
 UNLABELLED = DimLabel("an unlabelled dim", 2)  # cuts a dim without a label that a hint shards
+
+
+def counts_batch(label: DimLabel | None) -> bool:
+    """Whether a dim with this label counts the sequences of a step."""
+    return label is not None and label.is_summed_by_batch_splits
 
 
 def upper_bound(size: Size) -> int:

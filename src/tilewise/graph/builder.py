@@ -86,8 +86,8 @@ class GraphBuilder(ComposedMethods):
         self,
         shape: Sequence[Size] | TensorSpec,
         dtype: str | DType = "f32",
-        *,
         name: str = "",
+        *,
         labels: Labels = (),
         storage: str = "rows",
         layout: Hint | None = None,
@@ -111,8 +111,8 @@ class GraphBuilder(ComposedMethods):
         self,
         shape: Sequence[Size] | TensorSpec,
         dtype: str | DType = "f32",
-        *,
         name: str = "",
+        *,
         labels: Labels = (),
         init: str | None = None,
         init_scale: float = 1.0,
@@ -169,7 +169,7 @@ class GraphBuilder(ComposedMethods):
         return self._declare("state", spec, layout)
 
     def constant(
-        self, value: np.ndarray, *, name: str, labels: Labels = (), storage: str = "rows"
+        self, value: np.ndarray, name: str, *, labels: Labels = (), storage: str = "rows"
     ) -> TensorNode:
         """Declare a tensor whose value is known now, such as RoPE tables."""
         dtypes = {np.dtype(np.float32): "f32", np.dtype(np.int32): "i32"}
@@ -322,9 +322,7 @@ class GraphBuilder(ComposedMethods):
         size = 0 if head_dim is None else _validate.integer("rms_norm", "head_dim", head_dim, 1, MAX_SIZE)
         return self.op("rms_norm", [x, gamma], eps=eps, offset=offset, head_dim=size)[0]
 
-    def layer_norm(
-        self, x: TensorNode, gamma: TensorNode, beta: TensorNode, *, eps: float = 1e-5
-    ) -> TensorNode:
+    def layer_norm(self, x: TensorNode, gamma: TensorNode, beta: TensorNode, eps: float = 1e-5) -> TensorNode:
         """`(x - mean(x)) / sqrt(variance(x) + eps) * gamma + beta` over the last dim, rounded once."""
         return self.op("layer_norm", [x, gamma, beta], eps=eps)[0]
 
@@ -534,6 +532,11 @@ def _spec(
 ) -> TensorSpec:
     if isinstance(shape, TensorSpec):
         spec = shape.renamed(name) if name else shape
+        others = {"dtype": dtype not in ("f32", spec.dtype), "labels": bool(tuple(labels))}
+        others |= {"tile_hint": tile_hint is not None, "storage": storage != "rows"}
+        if any(others.values()):
+            got = ", ".join(other for other, is_passed in others.items() if is_passed)
+            _validate.invalid(call, "a TensorSpec says what a tensor is", f"one, and {got}", "set it there")
         name = spec.name
     else:
         spec = TensorSpec(shape, dtype_named(dtype), labels, name, tile_hint, storage)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from tilewise.core.errors import ShapeError
 from tilewise.core.frozen import FrozenMap
 from tilewise.core.mesh import Axes
-from tilewise.core.validation import Validator
+from tilewise.core.validation import Validator, shown
 from tilewise.ir.graph import Graph, OpNode, Template, TensorFamily, TensorNode, TensorSpec
 from tilewise.ir.op import results_of_call
 
@@ -240,6 +240,9 @@ class GraphDraft:
         """Check that a tensor belongs to this graph. Without this check, a tensor of another graph
         would be taken for the tensor with the same id in this graph.
         """
+        if not isinstance(tensor, TensorNode):
+            advice = "declare arrays by graph.constant or as inputs; of several results, pass one"
+            _validate.invalid(call, "an operand must be a tensor of the graph", shown(tensor), advice)
         if tensor.id >= len(self.tensors) or self.tensors[tensor.id] is not tensor:
             _validate.invalid(
                 call,

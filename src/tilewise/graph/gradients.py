@@ -186,7 +186,6 @@ class _Tape:
             self.author = before
         return total
 
-
     def _in_dtype_of(self, tensor: int, gradient: int) -> int:
         """A contribution to the gradient of a tensor that ops compute, in the tensor's dtype: sums over
         the batch are in fp32, which only gradients of parameters keep.

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewise.core.dims import MAX_SIZE, DimLabel
+from tilewise.core.dims import MAX_SIZE, DimLabel, counts_batch
 from tilewise.core.dtypes import MAX_F32
 from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.core.errors import ShapeError
@@ -71,26 +71,30 @@ class TensorMethods:
         """`a / b`, broadcast like `add`. Division by a number multiplies by its reciprocal."""
         return self._arithmetic("div", a, b)
 
-    def maximum(self, a: TensorNode, b: TensorNode) -> TensorNode:
+    def maximum(self, a: Operand, b: Operand) -> TensorNode:
         """The larger of two elements, broadcast like `add`; NaN if one is NaN."""
         return self._binary("maximum", a, b)
 
-    def minimum(self, a: TensorNode, b: TensorNode) -> TensorNode:
+    def minimum(self, a: Operand, b: Operand) -> TensorNode:
         """The smaller of two elements, broadcast like `add`; NaN if one is NaN."""
         return self._binary("minimum", a, b)
 
-    def greater(self, a: TensorNode, b: TensorNode) -> TensorNode:
+    def greater(self, a: Operand, b: Operand) -> TensorNode:
         """1 where `a > b`, else 0, in the dtype of the operands; it has no gradient."""
         return self._binary("greater", a, b)
 
-    def equal(self, a: TensorNode, b: TensorNode) -> TensorNode:
-        """1 where `a == b`, else 0, in the dtype of the operands; it has no gradient."""
+    def equal(self, a: Operand, b: Operand) -> TensorNode:
+        """1 where `a == b`, else 0, in the dtype of the operands; it has no gradient. Tensors of i32 are
+        compared with a number, and the result is f32.
+        """
+        if isinstance(a, TensorNode) and a.spec.dtype.name == "i32" and isinstance(b, int):
+            return self.op("equal_to", [a], value=b)[0]
         return self._binary("equal", a, b)
 
-    def where(self, mask: TensorNode, a: TensorNode, b: TensorNode) -> TensorNode:
+    def where(self, mask: TensorNode, a: Operand, b: Operand) -> TensorNode:
         """`a` where the mask is not 0, `b` where it is 0; broadcast like `add`."""
         with self.all_or_nothing():
-            a, b = self._pair("where", a, b)
+            a, b = self._pair("where", *self._tensors("where", a, b))
             mask, a = self._pair("where", mask, a)
             mask, b = self._pair("where", mask, b)
             return self.op("select", [mask, a, b])[0]
@@ -144,7 +148,24 @@ class TensorMethods:
                 return self.op("shift", self.op("scale", [b], factor=-1.0), value=number)[0]
             return self.op("scale", self.op("power", [b], exponent=-1.0), factor=number)[0]
 
-    def _binary(self, name: str, a: TensorNode, b: TensorNode) -> TensorNode:
+    def _tensors(self, call: str, a: Operand, b: Operand) -> tuple[TensorNode, TensorNode]:
+        """The operands, with a number as a constant."""
+        if isinstance(a, TensorNode) and isinstance(b, TensorNode):
+            return a, b
+        if not isinstance(a, TensorNode) and not isinstance(b, TensorNode):
+            _validate.invalid(call, "an operand must be a tensor", shown(a), "pass one of the graph")
+        number = np.float32(_number(call, b if isinstance(a, TensorNode) else a))
+        name = f"number.{number!s}"
+        made = self.draft.tensors[self.draft.names[name]] if name in self.draft.names else None
+        made = self.constant(np.full(1, number), name=name) if made is None else made
+        like = a if isinstance(a, TensorNode) else b
+        assert isinstance(like, TensorNode)
+        if like.spec.dtype.name == "bf16":
+            made = self.op("cast", [made], dtype="bf16")[0]
+        return (like, made) if like is a else (made, like)
+
+    def _binary(self, name: str, one: Operand, other: Operand) -> TensorNode:
+        a, b = self._tensors(name, one, other)
         if a.spec.form[0] == b.spec.form[0] and a.spec.storage == b.spec.storage:  # the usual case
             return self.op(name, [a, b])[0]
         with self.all_or_nothing():
@@ -185,8 +206,7 @@ class TensorMethods:
 
     def _product(self, a: TensorNode, b: TensorNode, trans_a: bool, trans_b: bool) -> TensorNode:
         """The product of two results."""
-        label, ranks = a.spec.labels[0], (len(a.shape), len(b.shape))
-        is_batch = label is not None and label.is_summed_by_batch_splits
+        is_batch, ranks = counts_batch(a.spec.labels[0]), (len(a.shape), len(b.shape))
         if ranks[1] == 2 and is_batch and not (trans_a and ranks[0] == 2):
             a = self.transpose(a) if trans_a else a
             return self.op("rows_matmul", [a, b], trans_b=trans_b)[0]
@@ -298,12 +318,12 @@ class TensorMethods:
             return self.draft.tensors[self.draft.names[name]]
         numbers = np.zeros(shape[-1], np.int32) if are_zero else np.arange(shape[-1], dtype=np.int32)
         value = np.ascontiguousarray(np.broadcast_to(numbers, shape))
-        is_batch = labels[0] is not None and labels[0].is_summed_by_batch_splits
+        is_batch = counts_batch(labels[0])
         own = [labels[0] if is_batch else None, *[None] * (len(shape) - 1)]
         return self.constant(value, name=name, labels=own, storage="scalars")
 
     def constant(
-        self, value: np.ndarray, *, name: str, labels: Sequence[DimLabel | None] = (), storage: str = "rows"
+        self, value: np.ndarray, name: str, *, labels: Sequence[DimLabel | None] = (), storage: str = "rows"
     ) -> TensorNode:
         """Declare a constant (`GraphBuilder.constant`)."""
         raise NotImplementedError
@@ -410,7 +430,7 @@ class TensorMethods:
                             "index", "a slice must have a step of 1", shown(part), "use index_select"
                         )
                     if part != slice(None):
-                        x = self.slice(x, at, 0 if part.start is None else part.start, part.stop)
+                        x = self._part(x, at, part)
                     shape.append(x.shape[at])  # type: ignore[arg-type]
                 else:
                     length = fixed_sizes("index", [size])[0]
@@ -420,6 +440,18 @@ class TensorMethods:
             if not shape:
                 _validate.invalid("index", "an index must leave a dim", shown(index), "use a slice")
             return x if [*x.shape] == shape else self._reshaped(x, fixed_sizes("index", shape))
+
+    def _part(self, x: TensorNode, dim: int, part: slice) -> TensorNode:
+        """A slice of a dim, whose ends are limited to the dim as in NumPy."""
+        size = fixed_sizes("index", [x.shape[dim]])[0]
+        ends = (
+            _validate.integer("index", "an end", e, -MAX_SIZE, MAX_SIZE)
+            for e in (part.start or 0, size if part.stop is None else part.stop)
+        )
+        first, last, _ = slice(*ends).indices(size)
+        if first >= last:
+            _validate.invalid("index", "a slice must have elements", f"{shown(part)} of {size}", "correct it")
+        return self.slice(x, dim, first, last)
 
     def split(self, x: TensorNode, sizes: int | Sequence[int], dim: int = 0) -> list[TensorNode]:
         """Parts of x along a dim: of these sizes, or of one size each (the last one may be smaller)."""
@@ -458,6 +490,10 @@ class TensorMethods:
         """x with elements of `value` around it: `{dim: (before, after)}`."""
         source = fixed_sizes("pad", self.draft.own("pad", x).shape)
         before, shape = [0] * len(source), [*source]
+        if not isinstance(widths, Mapping):
+            _validate.invalid(
+                "pad", "widths must be a dictionary", shown(widths), "pass {dim: (before, after)}"
+            )
         for dim, width in widths.items():
             at = _dim("pad", dim, len(source))
             first, last = (_validate.integer("pad", "a width", n, 0, MAX_SIZE) for n in width)
@@ -491,10 +527,12 @@ class TensorMethods:
             _validate.invalid("mean", "a mean needs fixed sizes", f"{spec}", "sum it, and scale the sum")
         count = prod(n for d in axes if isinstance(n := spec.shape[d], int))
         factor = 1.0 / count if call == "mean" else 1.0
-        label = spec.labels[0]
-        is_batch = 0 in axes and label is not None and label.is_summed_by_batch_splits
+        is_batch = 0 in axes and counts_batch(spec.labels[0])
         with self.all_or_nothing():
             if len(axes) == len(spec.shape):
+                if keepdim:
+                    rule = "a sum over everything is [1], without other dims"
+                    _validate.invalid(call, rule, "keepdim=True", "leave it out")
                 total = self.op("sum", [x])[0]
                 return total if factor == 1.0 else self.op("scale", [total], factor=factor)[0]
             if not is_batch:
@@ -591,7 +629,7 @@ class TensorMethods:
         if share == 0.0:
             return self.draft.own("dropout", x)
         label = self.draft.own("dropout", x).spec.labels[0]
-        is_batch = label is not None and label.is_summed_by_batch_splits
+        is_batch = counts_batch(label)
         shape = (x.shape[0] if is_batch else 1, 4)
         number = sum(is_dropout_key(name) for name in self.draft.names)
         name = f"dropout.key{number}"

@@ -211,7 +211,8 @@ def _require_batch_sums(root: Graph) -> None:
         if summed and not any(label is not None and label.is_summed_by_batch_splits for label in labels):
             raise LayoutError(
                 "[ir.cut_batch] in a graph with a batch, gradients and losses are sums over the batch; got "
-                f"{op.label!r} ({op.op}), whose rows do not count it; label dim 0 of its inputs tw.BATCH"
+                f"{op.label!r} ({op.op}), whose rows do not count it; label dim 0 of its inputs "
+                "tw.BATCH, and do not cut or join dim 0 on the way"
             )
 
 

@@ -358,6 +358,12 @@ class _Operators:
     def __pow__(self, exponent: Any) -> TensorNode:
         return self._builder().pow(self, exponent)  # type: ignore[no-any-return]
 
+    def __gt__(self, other: Any) -> TensorNode:
+        return self._builder().greater(self, other)  # type: ignore[no-any-return]
+
+    def __lt__(self, other: Any) -> TensorNode:
+        return self._builder().greater(other, self)  # type: ignore[no-any-return]
+
     def __neg__(self) -> TensorNode:
         return self._builder().mul(self, -1.0)  # type: ignore[no-any-return]
 
@@ -373,9 +379,10 @@ class TensorNode(_Operators):
     `kind` is one of `input`, `parameter`, `state`, `constant`, `result`.
 
     A tensor that a builder returned has operators, which append ops to the builder's graph: `a + b`,
-    `2 * a`, `a @ b`, `-a`, `a ** 2`, `x[:, 1:]`. They are the calls `add`, `mul`, `matmul`, `pow` and
-    `slice` of `GraphBuilder`. In an index, an integer selects and drops a dim, `...` stands for the
-    dims that are not named, and `None` adds a dim of size 1; steps must be 1.
+    `2 * a`, `a @ b`, `-a`, `a ** 2`, `a > b`, `x[:, 1:]`. They are the calls `add`, `mul`, `matmul`,
+    `pow`, `greater` and `slice` of `GraphBuilder`. `a == b` asks whether both are one tensor. In an
+    index, an integer selects and drops a dim, `...` stands for the dims that are not named, and `None`
+    adds a dim of size 1; steps must be 1.
     """
 
     id: int

@@ -136,9 +136,10 @@ def check_inputs(
     """
     odd = [*(n for n in specs if n not in inputs), *(n for n in inputs if n not in specs)]
     if odd:
+        wrong = "missing" if odd[0] in specs else "unknown"
         raise ShapeError(
             f"[session.run] a run needs exactly its inputs; got {', '.join(inputs) or 'none'} with {odd[0]!r} "
-            f"missing or unknown; pass {', '.join(specs)}"
+            f"{wrong}; pass {', '.join(specs)}"
         )
     arrays = {name: as_array("run", name, value) for name, value in inputs.items()}
     values = _symbol_values(specs, arrays)

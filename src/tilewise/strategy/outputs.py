@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tilewise.core.dims import counts_batch
 from tilewise.ir.graph import Graph, OpNode, TensorNode
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.op import results_of_call
@@ -21,6 +22,8 @@ def gather_outputs(graph: Graph, layout: GraphLayout) -> tuple[Graph, GraphLayou
         node = graph.tensors[tensor]
         if node.kind != "result" or node.spec.storage != "rows" or not layouts[tensor][-1]:
             continue
+        if len(node.spec.shape) == 1 and counts_batch(node.spec.labels[0]):
+            continue  # rows of the batch are read where they are
         spec = results_of_call("gather", [node.spec], {})[0]
         tensors.append(TensorNode(len(tensors), spec, "result", len(ops)))
         phase = graph.ops[node.producer].phase if node.producer is not None else "forward"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from native.kernels.table_calls import integers_of
 from native.tile.table_tiles import (
@@ -115,6 +118,10 @@ def test_invalid_calls_are_rejected(runtime):
             (lambda: tile.gelu(hx, htext), ConfigError, "an operand must be a buffer or region"),
             (lambda: tile.gelu(hx[:, ::2], hout[:, ::2]), ConfigError, "contiguous columns"),
             (lambda: tile.gelu(hx, foreign), ConfigError, "belong to one runtime"),
+            (lambda: tile.gelu(hx[:6], hx[2:]), ConfigError, "share no bytes with another operand in part"),
+            (lambda: tile.softmax(hx[:4], hx[3:7]), ConfigError, "share no bytes with another operand;"),
+            (lambda: tile.softmax(hx, hx), ConfigError, "share no bytes with another operand;"),
+            (lambda: tile.gelu(hx[:, :4], hx[:, 2:]), ConfigError, "share no bytes"),
             (lambda: tile.gelu(packed, hpart), ConfigError, "'x' must be stored in rows; got a tile in panels"),
             (lambda: tile.matmul([hpart], [hw], hx, num_k_splits=1, range=[0, 5]), ConfigError, "sizes of one name"),
             (lambda: tile.matmul([hpart], [hw], hsix, num_k_splits=1, range=[0, 5]), ConfigError, "stored in panels"),
@@ -139,6 +146,24 @@ def test_invalid_calls_are_rejected(runtime):
     with pytest.raises(ConfigError, match="must lie in a registered buffer"):
         tile.gelu(hx, hout)
     assert runtime.stats().num_submitted == before
+
+
+PLACES = st.tuples(st.integers(0, 7), st.integers(0, 5))
+
+
+@given(PLACES, PLACES, PLACES, st.booleans())
+def test_outputs_share_no_bytes_with_inputs(first, second, shape, is_elementwise):
+    """Two parts of one array are accepted exactly if no element is in both, or if one call works in place."""
+    rows, cols = shape[0] + 1, shape[1] + 1
+    array, numbers = np.ones((16, 12), np.float32), np.arange(16 * 12).reshape(16, 12)
+    parts = [(slice(r, r + rows), slice(c, c + cols)) for r, c in (first, second)]
+    is_accepted = not {*numbers[parts[0]].flat} & {*numbers[parts[1]].flat} or (
+        is_elementwise and parts[0] == parts[1]
+    )
+    with Runtime(num_workers=0) as rt, rt.registered(array) as (handle,):
+        call = tile.gelu_async if is_elementwise else tile.softmax_async
+        with nullcontext() if is_accepted else pytest.raises(ConfigError, match="share no bytes"):
+            call(handle[parts[0]], handle[parts[1]])
 
 
 def test_blocking_waits_for_its_own_task_only(runtime):

@@ -250,8 +250,9 @@ def _require_interface(graph: Graph, key: str, template: Template) -> None:
     inside = template.graph
     _require(key == template.key, "template {!r} has another key", key)
     _require(inside.k_splits == graph.k_splits, "template {!r} has {} k splits", key, inside.k_splits)
-    inputs = [t.id for t in inside.tensors if t.kind == "input"]
-    others = [t.id for t in inside.tensors if t.kind in ("parameter", "state", "constant")]
+    is_own = {t.id: is_dropout_key(t.spec.name) for t in inside.tensors}
+    inputs = [t.id for t in inside.tensors if t.kind == "input" and not is_own[t.id]]
+    others = [t.id for t in inside.tensors if t.kind in ("parameter", "state", "constant") or is_own[t.id]]
     _require(
         template.arguments == (*inputs, *others),
         "layer {!r} has other arguments than its tensors from outside",

@@ -11,7 +11,7 @@ from math import prod
 
 import numpy as np
 
-from tilewise.core.dims import DimLabel, Size
+from tilewise.core.dims import DimLabel, Size, counts_batch
 from tilewise.core.dtypes import DTYPES
 from tilewise.graph.ops.bias import BiasGradient
 from tilewise.graph.ops.common import incoming, require
@@ -93,6 +93,9 @@ class Reshape(_View):
         fits = x.shape == self.source and min(self.shape, default=0) > 0
         fits = fits and prod(self.source) == prod(self.shape)
         require(fits, self.name, f"must keep the number of elements, not change it to {list(self.shape)}", x)
+        stays = not counts_batch(x.labels[0]) or self.shape[0] == x.shape[0]
+        rule = f"dim 0, which counts the batch, must stay as it is, not become {list(self.shape)}"
+        require(stays, self.name, rule, x, advice=f"reshape the other dims: [{x.shape[0]}, ...]")
 
     def _named(self, labels: Sequence[DimLabel | None]) -> tuple[list[str], list[str], list[DimLabel | None]]:
         """Names of the dims of x and of the result, and the result's labels."""
@@ -148,6 +151,9 @@ class Permute(_View):
         require_dims(self.name, x)
         is_order = sorted(self.order) == [*range(len(x.shape))]
         require(is_order, self.name, f"takes every dim once, not {list(self.order)}", x)
+        stays = not counts_batch(x.labels[0]) or self.order[0] == 0
+        rule = f"dim 0, which counts the batch, must stay the first, not in {list(self.order)}"
+        require(stays, self.name, rule, x, advice="exchange other dims")
 
     def dims(self, spec: Specs) -> Mapping[str, str]:
         """The names in another order."""
@@ -369,6 +375,9 @@ class Expand(Op):
         fits = len(x.shape) <= len(self.shape) and all(a in (1, b) for a, b in zip(x.shape, tail))
         rule = f"sizes must be 1 or equal, from the last dim on, to become {list(self.shape)}"
         require(fits, self.name, rule, x)
+        stays = not counts_batch(x.labels[0]) or len(self.shape) == len(x.shape)
+        rule = f"dim 0, which counts the batch, must stay the first of {list(self.shape)}"
+        require(stays, self.name, rule, x, advice="reshape the other operand to begin with the batch, or 1")
 
     def dims(self, spec: Specs) -> Mapping[str, str]:
         """Those of `like`."""
