@@ -78,3 +78,20 @@ def test_dropout_equals_one_device():
     ):
         report = verify_strategy(graph, mesh, [data()] * 2, **options)
         assert report.equal, report.text
+
+
+@pytest.mark.parametrize("mesh", [{"dp": 2}, {"dp": 4}, {"fsdp": 2}], ids=str)
+def test_results_with_a_number_per_sequence(mesh):
+    """An output [batch] has the bits of one device."""
+    graph = tw.ComputeGraph("numbers")
+    x = graph.input([BATCH, 4], name="x", labels=[tw.BATCH, None])
+    y = x @ graph.parameter([4, 4], name="w")
+    graph.output(graph.sum(y, 1), "sum")
+    graph.output(y[:, 0], "first")
+    values = []
+    for plan in (graph.plan(), graph.plan(mesh)):
+        with graph.instantiate(plan) as model:
+            model.initialize(seed=1)
+            model.forward(x=data()["x"][:, 0, :4])
+            values.append(np.array([model.get_tensor("sum"), model.get_tensor("first")]))
+    assert values[0].shape == (2, BATCH) and (values[0] == values[1]).all()

@@ -93,6 +93,10 @@ CALLS = {
     ),
     "numbers": (lambda g, a, b: (1 - 2 * a) / 4 + 3 / positive(b), lambda a, b: (1 - 2 * a) / 4 + 3 / positive(b)),
     "sub and div": (lambda g, a, b: (a - b) / positive(b), lambda a, b: (a - b) / positive(b)),
+    "numbers in other calls": (
+        lambda g, a, b: g.where(g.maximum(0.1, a) > 0.5, a, 0.5) + g.minimum(b, 0.2),
+        lambda a, b: a.clamp(min=0.5) + b.clamp(max=0.2),
+    ),
     "sigmoid": (lambda g, a, b: g.sigmoid(a), lambda a, b: a.sigmoid()),
     "exp": (lambda g, a, b: g.exp(a), lambda a, b: a.exp()),
     "log and sqrt": (
@@ -127,7 +131,7 @@ CALLS = {
         lambda a, b: a.exp(),
     ),
     "permute": (
-        lambda g, a, b: g.permute(g.exp(g.permute(a, (2, 0, 1))), (1, 2, 0)),
+        lambda g, a, b: g.permute(g.exp(g.permute(a, (0, 2, 1))), (0, 2, 1)),
         lambda a, b: a.exp(),
     ),
     "slices": (

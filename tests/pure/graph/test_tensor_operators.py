@@ -7,6 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
+import tilewise
 from tilewise import nn
 from tilewise.core.dims import BATCH
 from tilewise.core.errors import LayoutError, ShapeError
@@ -34,6 +35,8 @@ def digest_of(make):
         (lambda g, x: 1 / x, lambda g, x: g.scale(g.pow(x, -1), 1.0)),
         (lambda g, x: x**2, lambda g, x: g.pow(x, 2)),
         (lambda g, x: x @ g.transpose(x), lambda g, x: g.matmul(x, g.transpose(x))),
+        (lambda g, x: x > 0.5, lambda g, x: g.greater(x, 0.5)),
+        (lambda g, x: x[:, -9:9, 2:100], lambda g, x: g.slice(x, 2, 2)),
         (lambda g, x: x[:, 1:-1], lambda g, x: g.slice(x, 1, 1, 5)),
         (lambda g, x: x[..., 3], lambda g, x: g.reshape(g.slice(x, 2, 3, 4), (4, 6))),
         (lambda g, x: x[:, None, -1], lambda g, x: g.reshape(g.slice(x, 1, 5), (4, 1, 8))),
@@ -58,6 +61,12 @@ def test_invalid_operands_and_indices():
         (lambda: np.ones(6) * x, "declare it with graph.constant"),
         (lambda: x / 0, "divisor must not be 0"),
         (lambda: copied + copied, "being defined"),
+        (lambda: graph.where(x > 0, 1.0, 2.0), "an operand must be a tensor"),
+        (lambda: graph.matmul(x, np.ones(6)), "declare arrays by graph.constant"),
+        (lambda: graph.loss((x, x)), "of several results, pass one"),
+        (lambda: graph.pad(x, (1, 2)), "pass {dim"),
+        (lambda: graph.sum(x, keepdim=True), "without other dims"),
+        (lambda: graph.input(TensorSpec.activation((4,), "f32"), name="z", tile_hint=2), "set it there"),
     ):
         with pytest.raises(ShapeError, match=words):
             wrong()
@@ -65,6 +74,35 @@ def test_invalid_operands_and_indices():
         iter(x)
     thawed = GraphBuilder.thaw(graph.freeze())
     assert (thawed.find("x") * 2.0).shape == (4, 6)
+
+
+def test_the_batch_stays_first():
+    """Sums over the batch follow its labelled dim, so no op may move it."""
+    graph = GraphBuilder("g")
+    x = graph.input([4, 6, 8], name="x", labels=[BATCH, None, None])
+    y = graph.input([3, 4, 6, 8], name="y")
+    for wrong in (
+        lambda: graph.transpose(x, 0, 1),
+        lambda: graph.reshape(x, (24, 8)),
+        lambda: graph.reshape(x, (1, 4, 48)),
+        lambda: x + y,
+    ):
+        with pytest.raises(ShapeError, match="dim 0, which counts the batch, must stay"):
+            wrong()
+    assert graph.reshape(x, (4, -1)).shape == (4, 48)
+
+
+def test_a_layer_with_dropout_is_saved(tmp_path):
+    """The key of its mask is an argument of the layer, which no one passes."""
+
+    @tilewise.layer
+    def dropped(graph, x):
+        return graph.dropout(nn.linear(graph, x, "w", 8), 0.5)
+
+    graph = tilewise.ComputeGraph("g")
+    graph.output(dropped(graph, graph.input([4, 8], name="x", labels=[BATCH, None]), path="a"), "y")
+    graph.save(tmp_path / "graph.json")
+    assert tilewise.ComputeGraph.load(tmp_path / "graph.json").digest() == graph.digest()
 
 
 def test_hints_of_specs():
