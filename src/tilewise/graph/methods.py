@@ -441,7 +441,7 @@ class TensorMethods:
                 _validate.invalid("index", "an index must leave a dim", shown(index), "use a slice")
             return x if [*x.shape] == shape else self._reshaped(x, fixed_sizes("index", shape))
 
-    def _part(self, x: TensorNode, dim: int, part: slice) -> TensorNode:
+    def _part(self, x: TensorNode, dim: int, part: Any) -> TensorNode:
         """A slice of a dim, whose ends are limited to the dim as in NumPy."""
         size = fixed_sizes("index", [x.shape[dim]])[0]
         ends = (
