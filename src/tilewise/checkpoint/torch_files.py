@@ -173,7 +173,10 @@ def choose_part(content: Any, part: str | None) -> Mapping[str, Any]:
     odd = next((name for name, value in content.items() if not _is_tensor(value)), None)
     if odd is not None:
         dicts = [key for key, value in content.items() if _is_state_dict(value)]
-        advice = f"name the part that is the state dict: --part {bare(dicts[0]) if dicts else 'KEY'}"
+        part = bare(dicts[0]) if dicts else "KEY"
+        advice = (
+            f"name the part that is the state dict: --part {part} of `tilewise convert`, or save it alone"
+        )
         raise Unreadable(f"it holds {shown(odd)}, which is not a tensor; {advice}")
     return content
 

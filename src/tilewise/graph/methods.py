@@ -247,7 +247,7 @@ class TensorMethods:
     def _pair(self, call: str, a: TensorNode, b: TensorNode) -> list[TensorNode]:
         """Two tensors, broadcast to one shape."""
         one, other = self.draft.own(call, a).spec, self.draft.own(call, b).spec
-        if one.shape == other.shape:
+        if one.shape == other.shape and "packed" not in (one.storage, other.storage):
             return [a, b] if one.storage == other.storage else [self._as_rows(a), self._as_rows(b)]
         if one.storage in ("vector", "packed"):
             return [self._in_rows(call, a, b), b]
