@@ -19,8 +19,18 @@ from tilewise.ir.program import NO_HINTS, Call, Instruction, LoweredTemplate, Ta
 
 if TYPE_CHECKING:
     from tilewise.plan.schedule import Segment
+    from tilewise.plan.tables import PlanTables
 
-__all__ = ["Entry", "PolicyRules", "layer_of", "names_of_op", "require_workers", "template_name"]
+__all__ = [
+    "Entry",
+    "PolicyRules",
+    "layer_of",
+    "matched_names",
+    "names_of_op",
+    "require_workers",
+    "show_hints",
+    "template_name",
+]
 
 _BACKWARD = ".backward"
 _WILDCARDS = "*?["
@@ -112,6 +122,25 @@ class PolicyRules:
             hints = hints.over(entry.hints)
         return hints
 
+    def source_of(self, op_label: str, layer: tuple[str, str] | None) -> str:
+        """Which worker runs the tasks of an op, and why, in words.
+
+        Args:
+            op_label: the label of one of its instructions.
+            layer: the label and the template's key of the layer that it is in; None for a root op.
+        """
+        kinds = [names_of_op(op_label)]
+        if layer is not None:
+            kinds += [(layer_of(layer[0]),), (template_name(layer[1]), layer[1])]
+        for names in kinds:
+            for entry in self.matching(names):
+                if entry.hints.workers:
+                    return f"{show_hints(entry.hints)}, by the policy's entry {entry.pattern!r}"
+        if self.default.workers:
+            reason = "preferred_workers" if self.policy.preferred_workers else "placement affinity"
+            return f"{show_hints(self.default)}, by the policy's {reason}"
+        return f"any worker of the device ({self.policy.placement})"
+
     def placed(self, call: Call, segment: Segment) -> Call:
         """A call with its hints."""
         if not self.entries and self.default == NO_HINTS:
@@ -150,6 +179,34 @@ class PolicyRules:
                 f"{entry.pattern!r}, which matches none",
                 f"did you mean {near[0]!r}?" if near else "see the labels in print(graph.complete())",
             )
+
+
+def show_hints(hints: TaskHints) -> str:
+    """Workers and priority in words."""
+    workers = ", ".join(map(str, hints.workers))
+    one = "worker" if len(hints.workers) == 1 else "workers"
+    words = [f"{'prefers ' if hints.is_preference else ''}{one} {workers}"] if workers else []
+    words += [f"priority {hints.priority}"] if hints.priority is not None else []
+    return ", ".join(words)
+
+
+def matched_names(plan: PlanTables, rules: PolicyRules) -> dict[Entry, dict[str, list[str]]]:
+    """Per entry, the ops, layers and templates that it matches."""
+    matched: dict[Entry, dict[str, dict[str, None]]] = {entry: {} for entry in rules.entries}
+
+    def note(kind: str, names: Sequence[str]) -> None:
+        for entry in rules.matching(names) if rules.entries else ():
+            matched[entry].setdefault(kind, {})[names[-1]] = None
+
+    for of in plan.program.classes:
+        for template in of.templates:
+            for instruction in template.instructions:
+                note("op", names_of_op(instruction.label))
+    for op in plan.graph.ops:
+        if op.op == "call":
+            note("layer", (layer_of(op.label),))
+            note("template", (op.attrs["template"], template_name(op.attrs["template"])))
+    return {entry: {kind: [*names] for kind, names in kinds.items()} for entry, kinds in matched.items()}
 
 
 def require_workers(policy: ExecutionPolicy, num_workers: int) -> None:

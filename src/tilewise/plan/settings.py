@@ -86,10 +86,13 @@ def settings_for(
 def _decided(
     policy: ExecutionPolicy, graph: Graph, layout: GraphLayout, settings: PlanSettings
 ) -> ExecutionPolicy:
-    """The policy with a placement instead of `auto`. Affinity helps only if a worker's cache still has
-    the parameters that the worker read in the last run, so they must fit, and must not be gathered
-    or fetched anew.
+    """The policy with a placement instead of `auto`, and without the wish to offload, which `offload`
+    answers, so that a saved plan needs no decision of another machine.
+
+    Affinity helps only if a worker's cache still has the parameters that the worker read in the
+    last run, so they must fit, and must not be gathered or fetched anew.
     """
+    policy = replace(policy, enable_offloading=False)
     if policy.placement != "auto":
         return policy
     shapes = LocalShapes(layout.mesh, settings, graph.k_splits, symbols_of(graph))

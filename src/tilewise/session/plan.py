@@ -225,7 +225,7 @@ _OFFLOADED_FIRST = ("optimizer", "parameters", "activations")
 
 def _as_data(request: PlanRequest, settings: PlanSettings) -> dict[str, Any]:
     """A request as plain data: the strategy, and the arguments of `request_for`. What this machine
-    decided (the workers, the batch splits) is stated.
+    decided (the workers, the batch splits, the policy's placement, what is offloaded) is stated.
     """
     strategy, options = request.strategy, request.options
     sharding, stages = strategy.sharding, strategy.stages
@@ -248,15 +248,8 @@ def _as_data(request: PlanRequest, settings: PlanSettings) -> dict[str, Any]:
         "sizes": dict(request.sizes),
         "strict": options.strict,
         "checkpoints": options.is_checkpointed,
-        "policy": _policy_as_data(settings.policy),
+        "policy": asdict(settings.policy),
     }
-
-
-def _policy_as_data(policy: ExecutionPolicy) -> dict[str, Any]:
-    """A policy as plain data. What this machine decided is stated: the placement is not `auto`, and
-    `offload` has what was offloaded.
-    """
-    return asdict(replace(policy, enable_offloading=False))
 
 
 def _policy_of(data: Mapping[str, Any]) -> ExecutionPolicy:
