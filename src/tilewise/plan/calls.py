@@ -69,5 +69,5 @@ class _Segments:
         tensors = [key[1] for key in bound if key[0] in ("tensor", "flat")]
         # memory that several results use in turn is bound by the name of one of them, so some tensors may be
         # another segment's: most are the call's own
-        votes = Counter(user for t in tensors for user in self.users.get(t, ()))
+        votes = Counter(user for t in tensors if t in self.users for user in self.users[t])
         return self.segments[max(named, key=lambda index: (votes[index], -index))]
