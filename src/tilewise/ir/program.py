@@ -310,6 +310,12 @@ class TaskHints(NamedTuple):
         """The worker of task `task` of `count`; None: any."""
         return self.workers[task * len(self.workers) // count] if self.workers else None
 
+    def shares(self, count: int) -> list[tuple[int, int]]:
+        """Per place in `workers`, the worker and how many of `count` tasks go there."""
+        size = len(self.workers)
+        begins = [-(-place * count // size) for place in range(size + 1)] if size else []
+        return [(w, end - begin) for w, begin, end in zip(self.workers, begins, begins[1:])]
+
     def over(self, other: TaskHints) -> TaskHints:
         """These hints, and those of `other` where these have no choice."""
         workers, is_preference, _ = self if self.workers else other

@@ -99,10 +99,8 @@ def _targets(plan: PlanTables, device: int, program: str) -> str:
             hints, count = instruction.hints.over(call.hints), _num_steps(instruction, plan.symbol_bounds)
             if not hints.workers:
                 counts[2, 0] += count
-            for task in range(count) if hints.workers else ():
-                worker = hints.worker_of(task, count)
-                assert worker is not None
-                counts[int(hints.is_preference), worker] += 1
+            for worker, share in hints.shares(count):
+                counts[int(hints.is_preference), worker] += share
     words = ("pinned to worker", "that prefer worker", "for any worker")
     return ", ".join(
         f"{count:,} tasks {words[kind]}{f' {worker}' if kind < 2 else ''}"

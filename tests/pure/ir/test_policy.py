@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tilewise.core.errors import ConfigError, PlanError
 from tilewise.ir.policy import ExecutionPolicy, TaskExecutionHints
+from tilewise.ir.program import TaskHints
 
 HINTS = TaskExecutionHints(target_worker=1, priority=2)
 INVALID = {
@@ -64,3 +67,12 @@ def test_a_policy_is_a_plain_value():
     assert policy.binds and not ExecutionPolicy().binds
     with pytest.raises(ConfigError):
         policy.workers["c"] = (0,)
+
+
+@given(st.lists(st.integers(0, 3), max_size=5), st.integers(1, 50))
+def test_shares_are_counts_of_tasks(workers, count):
+    """Each place of `workers` gets neighbouring tasks, in order, and as many as `shares` says."""
+    hints = TaskHints(tuple(workers))
+    ran = [hints.worker_of(task, count) for task in range(count)]
+    expected = [worker for worker, share in hints.shares(count) for _ in range(share)]
+    assert ran == (expected if workers else [None] * count)
