@@ -12,8 +12,6 @@ OrderedQueue& queue_of_worker(Engine& engine, uint32_t worker) {
   return engine.store.queues[kNumSharedQueues * engine.store.header->num_classes + worker];
 }
 
-bool has_target(const Engine& engine, uint32_t slot) { return (engine.store.slots[slot].flags & kHasTarget) != 0; }
-
 }  // namespace
 
 void push_special(Engine& engine, uint32_t slot) {
@@ -21,11 +19,12 @@ void push_special(Engine& engine, uint32_t slot) {
   Header& header = *engine.store.header;
   const OrderedEntry entry{task.priority, sequence_of(engine, slot), slot};
   if ((task.flags & kHasTarget) != 0) {
+    const bool is_preference = (task.flags & kPrefersTarget) != 0;  // once pushed, the task may be another thread's
     const uint32_t worker = engine.store.args[slot].target_worker - 1;
     push(queue_of_worker(engine, worker), engine.store.base, entry);
     // Counted after the push and before the caller wakes workers: a worker that sleeps sees either the count or the
     // wake.
-    if ((task.flags & kPrefersTarget) != 0) header.num_preferring.fetch_add(1, std::memory_order_release);
+    if (is_preference) header.num_preferring.fetch_add(1, std::memory_order_release);
     return;
   }
   const SharedQueue which = task.priority > 0 ? kUrgent : task.priority < 0 ? kBackground : kOverflow;
@@ -41,8 +40,9 @@ void pass_on(Engine& engine, uint32_t slot) {
 void make_ready_from_outside(Engine& engine, uint32_t slot) {
   engine.store.slots[slot].state.store(SlotState::kReady, std::memory_order_relaxed);
   if (engine.active_trace.load(std::memory_order_relaxed) != nullptr) ready_ticks_of(engine, slot) = ticks();
+  const bool is_for_one = (engine.store.slots[slot].flags & kHasTarget) != 0;  // before the push passes it on
   push_special(engine, slot);
-  wake_worker(engine, has_target(engine, slot));
+  wake_worker(engine, is_for_one);
 }
 
 bool can_help(const Engine& engine, uint32_t slot) {
