@@ -6,6 +6,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -57,6 +58,7 @@ using OperandTuple =
     std::tuple<int64_t, int64_t, int64_t, int64_t, Number, Number, Number, Number, bool, int64_t, Number>;
 using WaitTuple = std::tuple<Number, bool, Number, int64_t, Number, int64_t, Number>;
 using NotifyTuple = std::tuple<int64_t, Number, Number, bool, int64_t, Number>;
+using HintsTuple = std::tuple<std::vector<int64_t>, bool, std::optional<int64_t>>;
 
 Number behind(Number signal, int64_t first_signal) {
   signal.constant += first_signal;
@@ -86,6 +88,11 @@ int64_t add_tensor(Program& program, int64_t class_id, nb::handle entry, std::ve
   return program.add_tensor(class_id, std::move(tensor));
 }
 
+TaskHints hints_of(const HintsTuple& hints) {
+  const auto& [workers, is_preference, priority] = hints;
+  return {workers, is_preference, priority};
+}
+
 /// instruction: a tilewise.ir.program.Instruction, or an object with its attributes. Its signals count from
 /// first_signal on.
 void add_instr(Program& program, int64_t class_id, int64_t template_id, nb::handle instruction, int64_t first_signal) {
@@ -110,6 +117,7 @@ void add_instr(Program& program, int64_t class_id, int64_t template_id, nb::hand
   }
   instr.priority = read<"priority", int64_t>(instruction);
   instr.first = read<"first", Number>(instruction);
+  instr.hints = hints_of(read<"hints", HintsTuple>(instruction));
   program.add_instr(class_id, template_id, std::move(instr), read<"label", std::string>(instruction));
 }
 
@@ -131,6 +139,7 @@ ExecutorOptions executor_options(const nb::kwargs& arguments) {
       .set<"file_directory">(options.file_directory)
       .set<"memory_limit_bytes">(options.memory_limit_bytes)
       .set<"deadline_s">(options.deadline_s)
+      .set<"cores">(options.cores)
       .set<"process">(options.group.process)
       .set<"processes">(options.group.processes)
       .set<"group_file">(options.group.group_file)
@@ -202,7 +211,7 @@ nb::list timeline(const Executor& executor) {
   for (const TimelineEntry& entry : executor.timeline()) {
     const tasks::TimelineRecord& r = entry.record;
     records.append(nb::make_tuple(entry.device, r.worker, labels[r.label], r.row_begin, r.submit_ns, r.ready_ns,
-                                  r.start_ns, r.end_ns));
+                                  r.start_ns, r.end_ns, r.priority, r.target));
   }
   return records;
 }
@@ -336,13 +345,13 @@ void bind_program(nb::module_& m) {
       .def(
           "add_call",
           [](Program& program, int64_t class_id, int64_t template_id, std::vector<int64_t> binding,
-             std::vector<int64_t> numbers, const std::string& name) {
-            program.add_call(class_id, {template_id, std::move(binding), std::move(numbers)}, name);
+             std::vector<int64_t> numbers, const std::string& name, const HintsTuple& hints) {
+            program.add_call(class_id, {template_id, std::move(binding), std::move(numbers), hints_of(hints)}, name);
           },
           nb::arg("class_id"), nb::arg("template"), nb::arg("binding"), nb::arg("numbers") = std::vector<int64_t>{},
-          nb::arg("name") = "",
+          nb::arg("name") = "", nb::arg("hints") = HintsTuple{},
           "Run a template with binding[slot] = tensor and the call's numbers, in the list of that name; the calls of a "
-          "list run in the order in which they were added.")
+          "list run in the order in which they were added. `hints`: an `ir.program.TaskHints` for its tasks.")
       .def(
           "add_device",
           [](Program& program, int64_t class_id, std::vector<int64_t> numbers,
@@ -400,7 +409,8 @@ void bind_executor(nb::module_& m) {
           "Keyword arguments: num_devices, workers_per_device, arena_bytes (per device), num_signals, num_handles, "
           "window, "
           "scratch_bytes, file_bytes (per device) and file_directory (for offloaded tensors), "
-          "memory_limit_bytes (0: none), deadline_s. If several processes have devices, also process (this one; 0 is "
+          "memory_limit_bytes (0: none), deadline_s, cores (per worker of this host; none: the system chooses). If "
+          "several processes have devices, also process (this one; 0 is "
           "the "
           "leader), "
           "processes (per device), group_file (a sealed memfd of group_bytes()), arena_files (per device "
@@ -428,7 +438,8 @@ void bind_executor(nb::module_& m) {
       .def("trace", &Executor::trace, nb::arg("enable"), "Switch the task timeline on or off.")
       .def("timeline", &timeline,
            "Tasks of the last traced run, by start: (device, worker, label, row_begin, submit_ns, ready_ns, start_ns, "
-           "end_ns).")
+           "end_ns, priority, target: 1 + the worker that it was for, negative if it only preferred this worker, 0 "
+           "for any).")
       .def("transfers", &Executor::transfers,
            "Elements read from or written to other devices' memory: label -> one count per device.")
       .def("reset_transfers", &Executor::reset_transfers, "Forget the counted transfers.")

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "programs/program.h"
+#include "tasks/embed/embedded.h"
 
 namespace tilewise::programs {
 
@@ -171,6 +172,7 @@ class Checks {
     check_number(instr.step, kSymbols | kCalls, "a step", place);
     check_number(instr.first, kDevices, "a first iteration", place);
     for (const Number& n : instr.ints) check_number(n, kAll, "an integer", place);
+    check_hints(instr.hints, place);
     for (const Operand& operand : instr.operands) {
       const auto mode = static_cast<int64_t>(operand.mode);
       check<ArgumentError>(mode >= 0 && mode <= 6, "[programs.Program.finish] mode must be 0 to 6; got ", mode, " in '",
@@ -201,6 +203,16 @@ class Checks {
       check_peer(notify.group, notify.member, "a notify's", label);
       check_number(notify.signal_base, kDevices | kCalls, "a signal", place);
       check_number(notify.use, kCalls | kPositions, "a use", place);
+    }
+  }
+
+  /// The executor's number of workers is not known yet, so the highest one becomes a need.
+  void check_hints(const TaskHints& hints, const std::string& place) {
+    for (int64_t worker : hints.workers) {
+      check<ArgumentError>(worker >= 0 && worker < tasks::Embedded::kMaxWorkers,
+                           "[programs.Program.finish] a worker must lie in [0, ", tasks::Embedded::kMaxWorkers - 1,
+                           "]; got ", worker, " in ", place, "; count from 0");
+      needs_[class_].num_workers = std::max(needs_[class_].num_workers, worker + 1);
     }
   }
 
@@ -335,6 +347,7 @@ class Checks {
                          "[programs.Program.finish] a call must have the numbers that its template uses; got ",
                          call.numbers.size(), " of ", call_numbers_[call.template_id], " for template '", plan.name,
                          "'; pass them to add_call");
+    if (!call.hints.workers.empty()) check_hints(call.hints, "a call of '" + plan.name + "'");
     for (const Instr* instr : late_[call.template_id]) check_values(*instr, &call);
     for (const Instr& instr : plan.instrs) {
       const auto check_slot = [&](int64_t slot, const char* what) {

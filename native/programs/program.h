@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -96,6 +97,13 @@ struct Notify {
 enum class Moves : uint8_t { kNothing, kFromFile, kToFile };
 Moves moves_of(std::string_view kernel);
 
+/// Which workers run tasks, and how urgently. Task i of n goes to workers[i * size / n].
+struct TaskHints {
+  std::vector<int64_t> workers = {};  // of the device; empty: no choice
+  bool is_preference = false;  // a worker without work may take the task instead
+  std::optional<int64_t> priority = {};
+};
+
 struct Instr {
   std::string kernel;  // "": an empty task
   kernels::KernelFn fn = nullptr;
@@ -111,6 +119,7 @@ struct Instr {
   int64_t priority = 0;
   Number first = 0;  // the iteration that is submitted first, modulo their number; may use the device's values
   int64_t first_int = -1;  // place of its ints among a call's late ints; -1: none depends on a symbol or a call
+  TaskHints hints = {};  // before those of a call, and before `priority`
 
   bool is_single() const { return step.is_constant() && step.constant <= 0; }
   /// Rows of an iteration; 0: all.
@@ -140,6 +149,7 @@ struct Call {
   int64_t template_id = 0;
   std::vector<int64_t> binding;  // tensor per slot, on this device and on peers
   std::vector<int64_t> numbers = {};
+  TaskHints hints = {};  // of the tasks of its instructions
   int64_t first_int = 0;  // place of its late ints in its list
 };
 
@@ -171,6 +181,7 @@ struct Needs {
   int64_t file_bytes = 0;
   int64_t num_handles = 0;
   int64_t num_signals = 0;
+  int64_t num_workers = 1;
 };
 
 using KernelResolver = std::function<const kernels::Entry*(std::string_view)>;

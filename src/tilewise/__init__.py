@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from tilewise.graph.parallel import LayerSpec, ParallelDebugger, ParallelGraphBuilder, ProgressTracker
     from tilewise.ir.graph import TensorSpec
     from tilewise.ir.hints import Replicate, Shard
+    from tilewise.ir.policy import ExecutionPolicy, TaskExecutionHints
     from tilewise.kernels.dlpack import to_dlpack
     from tilewise.kernels.user import tile_kernel
     from tilewise.processes.workers import WorkerPool
     from tilewise.serve import LLM, Engine, SamplingParams, StructuredOutputsParams
-    from tilewise.session import ComputeGraph, GraphInstance, Plan, StepResult
+    from tilewise.session import ComputeGraph, ExecutionContext, GraphInstance, Plan, StepResult
     from tilewise.strategy import DistributionStrategy, ParallelismMode, PipelineStages, StateSharding
     from tilewise.tiles import DeviceGroup, tile_program
 
@@ -39,6 +40,8 @@ _MODULES = {
     "DimLabel": "tilewise.core.dims",
     "DistributionStrategy": "tilewise.strategy",
     "Engine": "tilewise.serve",
+    "ExecutionContext": "tilewise.session",
+    "ExecutionPolicy": "tilewise.ir.policy",
     "GraphBuilder": "tilewise.graph",
     "GraphInstance": "tilewise.session",
     "LLM": "tilewise.serve",
@@ -58,6 +61,7 @@ _MODULES = {
     "StateSharding": "tilewise.strategy",
     "StepResult": "tilewise.session",
     "TensorSpec": "tilewise.ir.graph",
+    "TaskExecutionHints": "tilewise.ir.policy",
     "TilewiseError": "tilewise.core.errors",
     "WorkerPool": "tilewise.processes.workers",
     "init": "tilewise.distributed",
@@ -78,6 +82,8 @@ __all__ = [
     "DimLabel",
     "DistributionStrategy",
     "Engine",
+    "ExecutionContext",
+    "ExecutionPolicy",
     "GraphBuilder",
     "GraphInstance",
     "LayerSpec",
@@ -95,6 +101,7 @@ __all__ = [
     "StateSharding",
     "StepResult",
     "StructuredOutputsParams",
+    "TaskExecutionHints",
     "TensorSpec",
     "TilewiseError",
     "WorkerPool",

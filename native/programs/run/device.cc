@@ -97,7 +97,7 @@ bool Device::has_more() const {
 bool Device::submit_more(uint32_t worker) {
   if (state_->peers != nullptr) state_->peers->look();
   const auto low_water = static_cast<uint64_t>(2 * options_.num_workers + 2);
-  if (!has_more() || engine_.num_ready() >= low_water) return false;
+  if (!has_more() || engine_.num_ready(worker) >= low_water) return false;
   if (issue_turn_.take()) issue(worker);
   return true;
 }
@@ -126,8 +126,8 @@ void Device::issue(uint32_t worker) {
 void Device::submit(uint32_t number, uint32_t worker) {
   Task& task = tasks_[number];
   issuer_.fill(task, accesses_);
-  const auto priority = static_cast<int32_t>(std::clamp<int64_t>(task.instr->priority, INT32_MIN, INT32_MAX));
-  engine_.submit(number, accesses_, priority, worker);
+  const auto priority = static_cast<int32_t>(std::clamp<int64_t>(task.priority, INT32_MIN, INT32_MAX));
+  engine_.submit(number, accesses_, priority, worker, task.target);
 }
 
 // After a wait has registered the task, this thread must not access it: the poster owns it.

@@ -31,6 +31,16 @@ std::thread start_worker(const std::shared_ptr<DeviceGroup>& group, int64_t devi
   });
 }
 
+/// check_options has checked that the process may use the core.
+void bind_to_core(std::thread& worker, int64_t core) {
+  if (core < 0) return;
+  cpu_set_t only;
+  CPU_ZERO(&only);
+  CPU_SET(core, &only);
+  const int error = pthread_setaffinity_np(worker.native_handle(), sizeof(only), &only);
+  if (error != 0) throw std::system_error(error, std::generic_category(), "core " + std::to_string(core));
+}
+
 std::thread start_mover(const std::shared_ptr<DeviceGroup>& group) {
   return quiet_thread([group] {
     pthread_setname_np(pthread_self(), "tw-file");
@@ -70,13 +80,16 @@ Executor::Executor(const ExecutorOptions& options)
     if (num_listeners > 0) threads_.push_back(start_listener(group_));
     for (int64_t d = 0; d < options.num_devices; ++d) {
       if (!is_local(options.group, d)) continue;
-      for (int64_t w = 0; w < options.workers_per_device; ++w) threads_.push_back(start_worker(group_, d, w));
+      for (int64_t w = 0; w < options.workers_per_device; ++w) {
+        threads_.push_back(start_worker(group_, d, w));
+        bind_to_core(threads_.back(), core_of(options, d, w));
+      }
     }
   } catch (const std::system_error& error) {
     const size_t started = threads_.size();
     close();
-    check<ResourceError>(false, "[programs.Executor] every worker needs a thread; got '", error.what(), "' after ",
-                         started, " threads; use fewer devices or workers");
+    check<ResourceError>(false, "[programs.Executor] every worker needs a thread on its core; got '", error.what(),
+                         "' after ", started, " threads; use fewer devices or workers");
   }
 }
 
@@ -105,6 +118,10 @@ void Executor::check_run(const Program& program, int64_t list, const std::string
                          needs.num_handles, " handles, ", needs.num_signals, " signals on device ", d, " against ",
                          options_.arena_bytes[d], ", ", options_.num_handles, ", ", options_.num_signals,
                          "; make the executor with the plan's sizes");
+    check<ArgumentError>(needs.num_workers <= options_.workers_per_device,
+                         "[programs.Executor.run] a program must name workers that its devices have; got worker ",
+                         needs.num_workers - 1, " on device ", d, " with ", options_.workers_per_device,
+                         " workers; plan with as many workers per device");
     const int64_t file_begin = memory::Arena::file_begin(options_.arena_bytes[d]);
     check<ArgumentError>(needs.file_bytes == 0 || (program.class_of(d).memory_bytes == file_begin &&
                                                    needs.file_bytes <= options_.file_bytes),

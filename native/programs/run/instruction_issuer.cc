@@ -43,6 +43,7 @@ void InstructionIssuer::prepare_instr(const Call& call) {
   step_ = source.step_at(values);
   count_ = num_iterations(extent_, step_);
   index_ = 0;
+  choose_hints(call);
   ints_ = instr_->ints.data();
   if (source.first_int < 0) return;
   int64_t* late = late_ints_.data() + call.first_int + source.first_int;
@@ -50,11 +51,24 @@ void InstructionIssuer::prepare_instr(const Call& call) {
   for (const Number& n : instr_->late_ints) *late++ = n.at(values);
 }
 
+/// An instruction's hints are for one op, so they stand before those of its layer.
+void InstructionIssuer::choose_hints(const Call& call) {
+  const TaskHints& own = instr_->source->hints;
+  workers_ = !own.workers.empty() ? &own : !call.hints.workers.empty() ? &call.hints : nullptr;
+  priority_ = own.priority.value_or(call.hints.priority.value_or(instr_->priority));
+}
+
 void InstructionIssuer::fill(Task& task, std::vector<tasks::Access>& accesses) {
   accesses.clear();
   const int64_t iteration = iteration_at(index_, instr_->first, count_);
   expand(context_, {list_->calls[call_], *instr_, ints_, iteration, extent_, step_}, task, accesses);
   fill_waits(task);
+  task.priority = priority_;
+  task.target = {};
+  if (workers_ != nullptr) [[unlikely]] {
+    const int64_t place = iteration * std::ssize(workers_->workers) / count_;
+    task.target = {static_cast<uint32_t>(workers_->workers[place] + 1), workers_->is_preference};
+  }
   task.injected = injections_.empty() ? Injected::kNothing : injected(*instr_);
   ++index_;
 }

@@ -34,6 +34,7 @@ class InstructionIssuer {
 
  private:
   void prepare_instr(const Call& call);
+  void choose_hints(const Call& call);
   void fill_waits(Task& task);
   Injected injected(const BoundInstr& instr);
 
@@ -42,6 +43,8 @@ class InstructionIssuer {
   const CallList* list_ = nullptr;
   const BoundInstr* instr_ = nullptr;  // prepared instruction
   const int64_t* ints_ = nullptr;  // its integers
+  const TaskHints* workers_ = nullptr;  // the hints that choose the workers of its tasks; nullptr: any worker
+  int64_t priority_ = 0;  // of its tasks
   size_t call_ = 0;
   size_t next_instr_ = 0;
   int64_t index_ = 0;  // number of its iterations that have been submitted

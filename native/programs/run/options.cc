@@ -1,7 +1,10 @@
 // See options.h.
 #include "programs/run/options.h"
 
+#include <sched.h>
+
 #include <numeric>
+#include <set>
 
 namespace tilewise::programs {
 
@@ -30,6 +33,29 @@ void check_group(const ExecutorOptions& options) {
   check<ArgumentError>(std::ssize(group.spill_files) == (options.file_bytes == 0 ? 0 : options.num_devices),
                        "[programs.Executor] a device group must have a file per device if the plan has files; got ",
                        group.spill_files.size(), " files of ", options.file_bytes, " bytes; correct the argument");
+}
+
+/// Workers on one core would take turns, and a core that this process may not use cannot be had.
+void check_cores(const ExecutorOptions& options) {
+  if (options.cores.empty()) return;
+  int64_t num_here = 0;
+  for (int64_t d = 0; d < options.num_devices; ++d) num_here += is_remote_device(options.group, d) ? 0 : 1;
+  const int64_t num_threads = num_here * options.workers_per_device;
+  check<ArgumentError>(std::ssize(options.cores) >= num_threads,
+                       "[programs.Executor] every worker must have a core; got ", options.cores.size(), " cores for ",
+                       num_threads, " workers; name more cores, or use fewer devices or workers per device");
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  sched_getaffinity(0, sizeof(allowed), &allowed);
+  std::set<int64_t> used;
+  for (int64_t n = 0; n < num_threads; ++n) {
+    const int64_t core = options.cores[n];
+    check<ArgumentError>(core >= 0 && core < CPU_SETSIZE && CPU_ISSET(core, &allowed),
+                         "[programs.Executor] a core must be one that this process may use; got core ", core, ", and ",
+                         CPU_COUNT(&allowed), " cores that it may use; see os.sched_getaffinity(0)");
+    check<ArgumentError>(used.insert(core).second, "[programs.Executor] a core must have one worker; got core ", core,
+                         " twice; name each once");
+  }
 }
 
 }  // namespace
@@ -73,12 +99,22 @@ void check_options(const ExecutorOptions& options) {
                        options.scratch_bytes, " and ", options.file_bytes, "; pass the plan's sizes");
   int64_t total = std::accumulate(options.arena_bytes.begin(), options.arena_bytes.end(), int64_t{0});
   check_group(options);
+  check_cores(options);
   for (int64_t d = 0; d < options.num_devices; ++d) total += bytes_needed(device_options(options, d)).total();
   check<ResourceError>(options.memory_limit_bytes <= 0 || total <= options.memory_limit_bytes,
                        "[programs.Executor] the devices' memory must stay within the limit; got ",
                        ByteCount(static_cast<uint64_t>(total)), " against ",
                        ByteCount(static_cast<uint64_t>(options.memory_limit_bytes)),
                        "; shard over more devices, use smaller batches or raise the limit");
+}
+
+int64_t core_of(const ExecutorOptions& options, int64_t device, int64_t worker) {
+  if (options.cores.empty()) return -1;
+  int64_t place = 0;  // of the device among those of its host
+  for (int64_t d = 0; d < device; ++d) {
+    if (is_remote_device(options.group, d) == is_remote_device(options.group, device)) ++place;
+  }
+  return options.cores[place * options.workers_per_device + worker];
 }
 
 DeviceOptions device_options(const ExecutorOptions& options, int64_t device) {

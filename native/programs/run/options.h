@@ -39,6 +39,8 @@ struct ExecutorOptions {
   std::string file_directory = {};
   int64_t memory_limit_bytes = 0;                  // for all that all devices reserve; 0: no limit
   double deadline_s = 60.0;  // maximum time without a completed task and without a worker inside a kernel
+  // Per worker, first those of the host's first device: the core that it runs on. Empty: the system chooses.
+  std::vector<int64_t> cores = {};
   GroupOptions group = {};
 };
 
@@ -48,6 +50,8 @@ void check_options(const ExecutorOptions& options);
 bool is_local(const GroupOptions& group, int64_t device);
 /// Whether the device is on another host.
 bool is_remote_device(const GroupOptions& group, int64_t device);
+/// The core of a worker of a device of this host; -1: the system chooses.
+int64_t core_of(const ExecutorOptions& options, int64_t device, int64_t worker);
 DeviceOptions device_options(const ExecutorOptions& options, int64_t device);
 
 }  // namespace tilewise::programs

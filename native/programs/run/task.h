@@ -13,6 +13,7 @@
 #include "kernels/kernel.h"
 #include "programs/bound.h"
 #include "programs/remote/remote_memory.h"
+#include "tasks/embed/embedded.h"
 
 namespace tilewise::programs {
 
@@ -47,6 +48,8 @@ struct Task {
   const int64_t* ints = nullptr;
   int64_t index = 0;  // iteration of the instruction
   int64_t row_begin = 0;
+  tasks::Target target = {};  // which worker runs it
+  int64_t priority = 0;
   int64_t transfers = 0;  // elements read from or written to other devices' memory
   Injected injected = Injected::kNothing;
   std::vector<TaskWait> waits;

@@ -1,6 +1,8 @@
 // Executors end to end: results, tiny windows, signals and acknowledgements between devices, timeline, transfers.
 #include "programs/run/executor.h"
 
+#include <sched.h>
+
 #include "programs/tests/testing_group.h"
 
 using namespace tilewise;
@@ -173,6 +175,68 @@ CASE("tensors that share bytes take turns: reuse waits for readers of the old co
   executor->run(program, {});
   oracle.run();
   EXPECT(same_memory(*executor, oracle, 1));
+}
+
+CASE("hints: tasks run on the workers of their op, else of their call; a program needs these workers") {
+  auto program = program_of(1);
+  program->add_tensor(0, tensor(0, 8, 1, 2, 0));
+  const int64_t plan = program->add_template(0, "t");
+  Instr own = instr("increment", 8, 2, {by_row(0, kInOut)});
+  own.hints = {.workers = {2, 0}, .priority = 5};
+  program->add_instr(0, plan, own, "of the op");
+  program->add_instr(0, plan, instr("increment", 8, 2, {by_row(0, kInOut)}), "of the call");
+  program->add_call(0, {plan, {0}, {}, {.workers = {1}, .priority = 3}});
+  program->add_call(0, {plan, {0}});
+  program->finish({}, resolve);
+  EXPECT_EQ(program->needs(0).num_workers, 3);
+  EXPECT(contains(message_of<ArgumentError>([&] { executor_for(*program, 2)->run(program, {}); }), "got worker 2"));
+  auto executor = executor_for(*program, 3);
+  executor->trace(true);
+  executor->run(program, {});
+  int64_t num_checked = 0;
+  for (const TimelineEntry& entry : executor->timeline()) {
+    const tasks::TimelineRecord& record = entry.record;
+    if (executor->timeline_labels()[record.label] == "of the op") {
+      const int64_t worker = record.row_begin < 4 ? 2 : 0;
+      EXPECT(record.worker == worker && record.target == worker + 1 && record.priority == 5);
+      ++num_checked;
+    } else if (record.target != 0) {
+      EXPECT(record.worker == 1 && record.target == 2 && record.priority == 3);
+      ++num_checked;
+    }
+  }
+  EXPECT_EQ(num_checked, 2 * 4 + 4);
+}
+
+CASE("hints: workers out of range are rejected") {
+  for (const int64_t worker : {int64_t{-1}, int64_t{255}}) {
+    auto program = program_of(1);
+    program->add_tensor(0, tensor(0, 8, 1, 2, 0));
+    const int64_t plan = program->add_template(0, "t");
+    program->add_call(0, {plan, {0}, {}, {.workers = {worker}}});
+    EXPECT(contains(message_of<ArgumentError>([&] { program->finish({}, resolve); }), "a worker must lie in"));
+  }
+}
+
+CASE("cores: every worker is bound to its own; too few, repeated and missing cores are rejected") {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  sched_getaffinity(0, sizeof(allowed), &allowed);
+  int64_t core = 0;
+  while (!CPU_ISSET(core, &allowed)) ++core;
+  auto program = counting_program(3);
+  ExecutorOptions options = options_of(*program, 1);
+  options.cores = {core};
+  Executor(options).run(program, {});
+  const auto message = [&](int64_t workers, std::vector<int64_t> cores) {
+    options.workers_per_device = workers;
+    options.cores = std::move(cores);
+    return message_of<ArgumentError>([&] { const Executor executor(options); });
+  };
+  EXPECT(contains(message(2, {core}), "1 cores for 2 workers"));
+  EXPECT(contains(message(2, {core, core}), "twice"));
+  EXPECT(contains(message(1, {CPU_SETSIZE}), "may use"));
+  EXPECT(contains(message(1, {-1}), "may use"));
 }
 
 CASE("priority: the most urgent ready task starts first") {

@@ -31,10 +31,24 @@ enum class Form { kDevices, kOneClass };
 
 class Generator {
  public:
-  explicit Generator(uint64_t seed, Form form = Form::kDevices, bool is_faulty = false)
-      : random_(seed), form_(form), is_faulty_(is_faulty) {}
+  /// num_workers: of the executor; half of the programs then have hints for their tasks. 0: no hints.
+  explicit Generator(uint64_t seed, Form form = Form::kDevices, bool is_faulty = false, int64_t num_workers = 0)
+      : random_(seed), of_hints_(~seed), form_(form), is_faulty_(is_faulty), num_workers_(num_workers) {
+    has_hints_ = num_workers > 0 && of_hints_() % 2 == 0;
+  }
 
   int64_t draw(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(random_); }
+
+  /// From numbers of their own, so that the rest of a program is the same without hints.
+  TaskHints some_hints() {
+    if (!has_hints_) return {};
+    TaskHints hints{.is_preference = of_hints_() % 2 == 0};
+    for (uint64_t count = of_hints_() % 4; count > 0; --count) {
+      hints.workers.push_back(static_cast<int64_t>(of_hints_() % static_cast<uint64_t>(num_workers_)));
+    }
+    if (of_hints_() % 3 == 0) hints.priority = static_cast<int64_t>(of_hints_() % 5) - 2;
+    return hints;
+  }
 
   std::shared_ptr<Program> make(int64_t num_devices) {
     auto program = std::make_shared<Program>();
@@ -59,7 +73,8 @@ class Generator {
       binding.push_back(draw(kPlain, kShown - 1));
       for (const int64_t tensor : {kShown, kPut, kOrder}) binding.push_back(tensor);
       const int64_t number = draw(0, 1000);
-      for (int64_t c = 0; c < program->num_classes(); ++c) program->add_call(c, {t, binding, {number}});
+      const TaskHints hints = some_hints();
+      for (int64_t c = 0; c < program->num_classes(); ++c) program->add_call(c, {t, binding, {number}, hints});
     }
     program->finish({}, resolve);
     return program;
@@ -215,16 +230,19 @@ class Generator {
   }
 
   std::mt19937_64 random_;
+  std::mt19937_64 of_hints_;
   Form form_;
   int64_t num_devices_ = 0;
   bool is_faulty_;
+  int64_t num_workers_;
+  bool has_hints_ = false;
 };
 
 /// Whether a program in this form gives the same memory as the oracle's run of the kDevices form. is_faulty: the
 /// program that runs differs in the last number that a task hashes.
 bool agrees(uint64_t seed, int64_t num_devices, int64_t workers, Form form = Form::kDevices, bool is_faulty = false,
             int64_t num_processes = 1) {
-  Generator generator(seed, form, is_faulty);
+  Generator generator(seed, form, is_faulty, workers);
   auto program = generator.make(num_devices);
   const int64_t window = generator.draw(1, 24);
   std::unique_ptr<Executor> alone;

@@ -99,14 +99,20 @@ uint32_t Embedded::take_task() {
   return slot == kNone ? kNone : slot - first_slot_;
 }
 
-void Embedded::submit(uint32_t task_index, const std::vector<Access>& accesses, int32_t priority, uint32_t worker) {
+void Embedded::submit(uint32_t task_index, const std::vector<Access>& accesses, int32_t priority, uint32_t worker,
+                      Target target) {
   Engine& engine = *engine_;
   Objects& objects = *objects_;
   const uint64_t sequence = ++objects.num_submitted;
   const uint32_t slot = first_slot_ + task_index;
   Slot& task = engine.store.slots[slot];
   const TaskRef self = engine.store.name_at(slot);
-  task.begin(kernel_, priority, 0, kIsEmbedded);
+  uint16_t flags = kIsEmbedded;
+  if (target.worker != 0) [[unlikely]] {
+    flags |= target.is_preference ? kHasTarget | kPrefersTarget : kHasTarget;
+    engine.store.args[slot].target_worker = target.worker;
+  }
+  task.begin(kernel_, priority, 0, flags);
   task.sequence.store(sequence, std::memory_order_relaxed);
   TaskWord::watch(task.word, generation_of(self));  // so that its completion is reported to the host
   const auto sink = [&](TaskRef producer) {
@@ -146,8 +152,8 @@ std::vector<TimelineRecord> Embedded::timeline() const {
   engine_->trace->tasks(records.data(), records.size());
   std::vector<TimelineRecord> timeline;
   for (const pto_trace_task& r : records) {
-    timeline.push_back(
-        {r.worker, r.kernel, static_cast<int64_t>(r.task), r.submit_ns, r.ready_ns, r.start_ns, r.end_ns});
+    timeline.push_back({r.worker, r.kernel, static_cast<int64_t>(r.task), r.submit_ns, r.ready_ns, r.start_ns, r.end_ns,
+                        r.priority, r.scope_depth});
   }
   return timeline;
 }
@@ -156,11 +162,12 @@ int64_t Embedded::timeline_dropped() const {
   return engine_->trace == nullptr ? 0 : static_cast<int64_t>(engine_->trace->num_dropped());
 }
 
-uint64_t Embedded::num_ready() const {
+uint64_t Embedded::num_ready(uint32_t worker) const {
   const Header& header = *engine_->store.header;
-  uint64_t total = uint64_t{header.num_urgent.load(std::memory_order_relaxed)} +
-                   header.num_overflow.load(std::memory_order_relaxed) +
-                   header.num_background.load(std::memory_order_relaxed);
+  uint64_t total =
+      uint64_t{header.num_urgent.load(std::memory_order_relaxed)} +
+      header.num_overflow.load(std::memory_order_relaxed) + header.num_background.load(std::memory_order_relaxed) +
+      engine_->store.queues[kNumSharedQueues * header.num_classes + worker].size.load(std::memory_order_relaxed);
   for (uint32_t w = 0; w < header.num_workers; ++w) total += engine_->store.rings[w].size();
   return total;
 }

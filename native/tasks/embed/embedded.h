@@ -28,6 +28,13 @@ struct Access {
   Use use;
 };
 
+/// Which worker runs a task: any (0), or 1 + the worker's number. A preferred worker gets the task first, and a worker
+/// that has been idle for some microseconds may take it instead.
+struct Target {
+  uint32_t worker = 0;
+  bool is_preference = false;
+};
+
 /// One task in a timeline; times in ns of CLOCK_MONOTONIC. If the host executed it several times: of the last time.
 struct TimelineRecord {
   int64_t worker;
@@ -37,6 +44,8 @@ struct TimelineRecord {
   int64_t ready_ns;
   int64_t start_ns;
   int64_t end_ns;
+  int64_t priority;
+  int64_t target;  // 1 + the worker that it was for; negative: a preference; 0: any worker
 };
 
 class __attribute__((visibility("default"))) Embedded {
@@ -62,7 +71,9 @@ class __attribute__((visibility("default"))) Embedded {
   /// highest priority starts first, and the oldest among equals. So devices that exchange data stay at about the same
   /// place of their programs. Then come tasks of priority 0; the worker that made one ready usually runs it next. Tasks
   /// below 0 come last.
-  void submit(uint32_t task, const std::vector<Access>& accesses, int32_t priority, uint32_t worker);
+  /// `worker` is the caller; `target` must be a worker of this engine.
+  void submit(uint32_t task, const std::vector<Access>& accesses, int32_t priority, uint32_t worker,
+              Target target = {});
   /// Makes a task ready that the host did not admit when its dependencies had completed, or did not complete when it
   /// executed it.
   void resume(uint32_t task);
@@ -79,8 +90,8 @@ class __attribute__((visibility("default"))) Embedded {
   std::vector<TimelineRecord> timeline() const;
   int64_t timeline_dropped() const;
 
-  /// About how many tasks could start at once.
-  uint64_t num_ready() const;
+  /// About how many tasks this worker could start at once.
+  uint64_t num_ready(uint32_t worker) const;
   uint64_t num_completed() const;
   bool is_live(uint32_t task) const;
   uint64_t sequence(uint32_t task) const;  // of a live task: order of submission

@@ -19,6 +19,7 @@ struct Planned {
   bool is_delayed = false;  // not admitted until resumed
   std::function<void()> body;
   int num_again = 0;  // executions that do not complete it, each of which resumes it
+  Target target = {};
 };
 
 /// Submits a list of tasks in order, as the window permits, and records when each ran.
@@ -30,6 +31,7 @@ class Bench : public Host {
   Bench& add(Planned task) {
     planned_.push_back(std::move(task));
     place_of_.push_back(kNone);
+    worker_of_.push_back(kNone);
     return *this;
   }
 
@@ -50,6 +52,7 @@ class Bench : public Host {
     for (uint32_t w = 0; w < num_workers_; ++w) workers_.emplace_back([this, w] { engine_.worker_loop(w); });
   }
   size_t num_done() const { return num_done_.load(); }
+  uint32_t worker_of(size_t number) const { return worker_of_[number]; }
   Embedded& engine() { return engine_; }
   void resume(size_t number) {
     planned_[number].is_delayed = false;
@@ -62,6 +65,7 @@ class Bench : public Host {
   bool submit_more(uint32_t worker) override {
     int open = 1;
     if (!left_.compare_exchange_strong(open, 2)) return false;
+    const size_t first = next_;
     while (next_ < planned_.size()) {
       const uint32_t place = engine_.take_task();
       if (place == kNone) break;
@@ -71,13 +75,14 @@ class Bench : public Host {
       for (uint32_t t = 0; t < engine_.window(); ++t) live += engine_.is_live(t) ? 1 : 0;
       high_water_ = std::max(high_water_, live);
       const Planned& task = planned_[next_++];
-      engine_.submit(place, task.accesses, task.priority, worker);
+      engine_.submit(place, task.accesses, task.priority, worker, task.target);
     }
+    const bool has_submitted = next_ > first;  // else the window is full, and this worker has tasks of its own to run
     left_.store(next_ < planned_.size() ? 1 : 0);
-    return true;
+    return has_submitted;
   }
   bool admit(uint32_t place) override { return !planned_[planned_of_[place]].is_delayed; }
-  bool execute(uint32_t place, uint32_t) override {
+  bool execute(uint32_t place, uint32_t worker) override {
     const size_t number = planned_of_[place];
     if (planned_[number].num_again > 0) {
       --planned_[number].num_again;
@@ -87,6 +92,7 @@ class Bench : public Host {
     if (planned_[number].body) planned_[number].body();
     std::lock_guard guard(mutex_);
     order_.push_back(static_cast<int>(number));
+    worker_of_[number] = worker;
     return true;
   }
   TraceLabel label_of(uint32_t place) const override { return {static_cast<int32_t>(planned_of_[place]), 0}; }
@@ -96,6 +102,7 @@ class Bench : public Host {
   std::vector<Planned> planned_;
   std::vector<size_t> planned_of_;
   std::vector<uint32_t> place_of_;
+  std::vector<uint32_t> worker_of_;  // the worker that completed it
   uint32_t num_workers_;
   size_t next_ = 0;
   uint32_t high_water_ = 0;
@@ -264,6 +271,58 @@ CASE("closing abandons tasks that wait for ever, and sleeping workers end") {
   EXPECT(bench.engine().sequence(0) < bench.engine().sequence(1));
   std::this_thread::sleep_for(std::chrono::milliseconds(5));
   bench.stop();
+}
+
+CASE("pinned tasks run on their workers, with and without priorities, dependencies and repeated execution") {
+  constexpr uint32_t kWorkers = 3;
+  Bench bench(16, kWorkers, 8);
+  std::vector<uint32_t> pins;
+  for (uint32_t i = 0; i < 3000; ++i) {
+    Planned one = task({{i % 8, i % 3 == 0 ? Use::kWrite : Use::kRead}}, static_cast<int32_t>(i * 7 % 5) - 2);
+    one.target = {i * 13 % (kWorkers + 1), i % 4 == 0};
+    one.num_again = static_cast<int>(i % 2);
+    pins.push_back(one.target.is_preference ? 0 : one.target.worker);
+    bench.add(one);
+  }
+  EXPECT_EQ(bench.run().size(), pins.size());
+  for (size_t i = 0; i < pins.size(); ++i) EXPECT(pins[i] == 0 || bench.worker_of(i) + 1 == pins[i]);
+}
+
+CASE("another worker takes a task that prefers a busy worker, and leaves a pinned one") {
+  for (const int32_t priority : {0, kFirst, kLast}) {
+    Bench bench(8, 2);
+    Planned busy = task({}, kFirst + 1);
+    busy.target = {1, false};
+    busy.body = [&] {
+      while (bench.num_done() < 2) std::this_thread::yield();  // both tasks that prefer this worker
+    };
+    Planned prefers = task({}, priority);
+    prefers.target = {1, true};
+    Planned pinned = task({}, priority);
+    pinned.target = {1, false};
+    bench.add(busy).add(pinned).add(prefers).add(prefers);
+    bench.run();
+    EXPECT_EQ(bench.worker_of(1), 0u);
+    EXPECT(bench.worker_of(2) == 1 && bench.worker_of(3) == 1);
+  }
+}
+
+CASE("a task resumed from outside wakes the worker that it is for (mistake: waking any one worker)") {
+  constexpr uint32_t kWorkers = 4;
+  for (uint32_t round = 0; round < 24; ++round) {
+    Bench bench(8, kWorkers);
+    Planned delayed = task({});
+    delayed.is_delayed = true;
+    delayed.target = {1 + round % kWorkers, round % 3 == 2};
+    bench.add(delayed).add(task({}));
+    bench.start();
+    while (bench.num_done() < 1) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::microseconds(200 * round));
+    bench.resume(0);
+    while (bench.num_done() < 2) std::this_thread::yield();
+    bench.stop();
+    EXPECT(delayed.target.is_preference || bench.worker_of(0) + 1 == delayed.target.worker);
+  }
 }
 
 TILEWISE_TEST_MAIN

@@ -10,7 +10,7 @@
 
 namespace tilewise::tasks {
 
-/// Queues a task that has a priority, is for one worker, or did not fit in the ring.
+/// Queues a task that has a priority, is for one worker or prefers one, or did not fit in the ring.
 void push_special(Engine& engine, uint32_t slot);
 /// The number of tasks in such a queue.
 inline std::atomic<uint32_t>& count_of(Header& header, SharedQueue which) {
@@ -24,7 +24,9 @@ uint32_t take(Engine& engine, uint32_t thread, bool is_worker);
 void pass_on(Engine& engine, uint32_t slot);
 /// Takes half of another thread's ready tasks; returns one of them and queues the rest.
 uint32_t steal(Engine& engine, uint32_t thread, uint32_t classes);
-/// Whether take() would return a task.
+/// Takes a task that prefers another worker; kNone: there is no such task. For a worker that has been idle for a while.
+uint32_t take_preferring(Engine& engine, uint32_t worker);
+/// Whether take() or take_preferring() would return a task.
 bool has_work(const Engine& engine, uint32_t thread);
 /// Makes a task ready on a thread without a slot in this runtime: it goes to a shared queue.
 void make_ready_from_outside(Engine& engine, uint32_t slot);

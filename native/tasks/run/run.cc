@@ -144,6 +144,14 @@ uint32_t wake_list(Engine& engine, uint32_t waiter, uint32_t next, uint32_t thre
   if (engine.callbacks.has_any()) engine.callbacks.run(task);
 }
 
+/// 1 + the worker that the task is for; negative if it only prefers this worker; 0 if it is for any.
+int32_t signed_target(const Engine& engine, uint32_t slot) {
+  const uint32_t flags = engine.store.slots[slot].flags;
+  if ((flags & kHasTarget) == 0) return 0;
+  const auto target = static_cast<int32_t>(engine.store.args[slot].target_worker);
+  return (flags & kPrefersTarget) != 0 ? -target : target;
+}
+
 [[gnu::noinline]] void trace_end(Engine& engine, uint32_t slot, uint32_t thread, TaskRef self, int status) {
   const Slot& task = engine.store.slots[slot];
   Trace::Before before{submitter_of(engine, slot), 0, 0, ready_ticks_of(engine, slot), task_name(engine, slot)};
@@ -155,7 +163,10 @@ uint32_t wake_list(Engine& engine, uint32_t waiter, uint32_t next, uint32_t thre
     before.submit_ticks = engine.store.args[slot].submit_ticks;
   }
   TraceLabel label{task.kernel, static_cast<int64_t>(self)};
-  if ((task.flags & kIsEmbedded) != 0) label = engine.host->label_of(engine.store.place_of(slot));
+  if ((task.flags & kIsEmbedded) != 0) {
+    label = engine.host->label_of(engine.store.place_of(slot));
+    before.scope_depth = signed_target(engine, slot);  // such tasks have no scopes
+  }
   engine.active_trace.load(std::memory_order_relaxed)
       ->end(thread, engine.store.header->num_workers, static_cast<TaskRef>(label.row_begin), label.label, task.priority,
             before, status);

@@ -67,7 +67,8 @@ void worker_loop(Engine& engine, uint32_t worker) {
     // Submit until enough tasks are ready; otherwise others would sleep while this worker runs its task.
     bool has_submitted = false;
     while (host != nullptr && host->submit_more(worker)) has_submitted = true;
-    const uint32_t slot = take(engine, worker, true);
+    uint32_t slot = take(engine, worker, true);
+    if (slot == kNone && idle.has_spun()) slot = take_preferring(engine, worker);
     if (slot != kNone) {
       if (engine.peer.is_worker_side) [[unlikely]]
         follow_trace(engine);

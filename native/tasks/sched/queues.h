@@ -54,9 +54,10 @@ uint32_t take_best(OrderedQueue& queue, std::byte* base, Rank&& rank) {
   auto* entries = reinterpret_cast<OrderedEntry*>(base + queue.entries_offset);
   std::lock_guard guard(queue.lock);
   const uint32_t size = queue.size.load(std::memory_order_relaxed);
-  uint32_t best = size, best_rank = 0;
+  uint32_t best = size;
+  auto best_rank = decltype(rank(uint32_t{})){0};
   for (uint32_t e = 0; e < size; ++e) {
-    const uint32_t own = rank(entries[e].slot);
+    const auto own = rank(entries[e].slot);
     if (own > best_rank) best = e, best_rank = own;
   }
   if (best == size) return kNone;

@@ -31,6 +31,8 @@ class Idle {
   void reset() { rounds_ = 0; }
   void begin() { rounds_ = 1; }
   bool is_idle() const { return rounds_ > 0; }
+  /// Whether the brief spinning is over: work that suits the thread has not come at once.
+  bool has_spun() const { return rounds_ > kSpins; }
   bool should_sleep() {
     protocols::relax();
     if (++rounds_ <= kSpins) return false;

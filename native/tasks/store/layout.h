@@ -219,6 +219,7 @@ struct Header {
   alignas(128) std::atomic<uint32_t> num_urgent;
   std::atomic<uint32_t> num_background;
   std::atomic<uint32_t> num_overflow;
+  std::atomic<uint32_t> num_preferring;  // ready tasks that prefer a worker, in the queues of all workers
   alignas(128) std::atomic<uint32_t> num_cancels;
   std::atomic<uint32_t> threads_in_use;  // one more than the highest number in use so far
   std::atomic<uint32_t> num_kernels;

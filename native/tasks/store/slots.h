@@ -38,6 +38,7 @@ enum SlotFlags : uint16_t {
   kHasName = 256,  // rare; stored in TaskNotes
   kHasDeadline = 512,
   kHasViews = 1024,
+  kPrefersTarget = 2048,  // with kHasTarget: other workers that have been idle for a while may take it
 };
 
 struct GraphReplay;

@@ -270,7 +270,7 @@ class GroupExecutor:
         ):
             errors[host] = error_ns
             # 0 means unknown
-            rows += [(*row[:4], *(time and time - ahead_ns for time in row[4:])) for row in part]
+            rows += [(*row[:4], *(time and time - ahead_ns for time in row[4:8]), *row[8:]) for row in part]
         return sorted(rows, key=lambda row: row[6]), sum(sorted(errors.values())[-2:])
 
     def device_hosts(self) -> list[int]:

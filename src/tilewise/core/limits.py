@@ -14,7 +14,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["available_memory", "core_quota", "memory_of_machine", "num_cores"]
+__all__ = [
+    "available_memory",
+    "core_quota",
+    "cores_of_node",
+    "memory_of_machine",
+    "num_cores",
+    "private_cache_bytes",
+]
 
 _ROOT = Path("/")
 _MEMORY = ("memory.max", "memory/memory.limit_in_bytes")
@@ -61,6 +68,48 @@ def core_quota(root: Path = _ROOT) -> float:
             )
             least = min(least, own / per if own > 0 else math.inf)  # -1: no limit
     return max(least, _LEAST_QUOTA)
+
+
+def private_cache_bytes(root: Path = _ROOT) -> int:
+    """Bytes of the largest cache that only one core uses; 0 if the system does not say.
+
+    Args:
+        root: root of the system's files.
+    """
+    cpu, largest = root / f"sys/devices/system/cpu/cpu{min(os.sched_getaffinity(0))}", 0
+    siblings = _read_list(cpu / "topology/thread_siblings_list")
+    for cache in sorted((cpu / "cache").glob("index*")):
+        with suppress(*_NO_LIMIT):
+            kind = (cache / "type").read_text(encoding="ascii").strip()
+            if kind != "Instruction" and _read_list(cache / "shared_cpu_list") <= siblings:
+                largest = max(largest, _bytes_of((cache / "size").read_text(encoding="ascii")))
+    return largest
+
+
+def cores_of_node(node: int, root: Path = _ROOT) -> tuple[int, ...]:
+    """The cores of a NUMA node, in order; empty if there is no such node.
+
+    Args:
+        node: its number.
+        root: root of the system's files.
+    """
+    return tuple(sorted(_read_list(root / f"sys/devices/system/node/node{node}/cpulist")))
+
+
+def _read_list(path: Path) -> set[int]:
+    """The numbers of a list such as `0-3,8`; empty if the file is missing or invalid."""
+    numbers: set[int] = set()
+    with suppress(*_NO_LIMIT):
+        for part in path.read_text(encoding="ascii").strip().split(","):
+            first, _, last = part.partition("-")
+            numbers.update(range(int(first), int(last or first) + 1))
+    return numbers
+
+
+def _bytes_of(size: str) -> int:
+    """A size such as `1024K`."""
+    size = size.strip()
+    return int(size[:-1]) << {"K": 10, "M": 20}[size[-1]] if size[-1:] in "KM" else int(size)
 
 
 def memory_of_machine(root: Path = _ROOT) -> int:

@@ -32,6 +32,7 @@ from tilewise.core.tree import Interval
 __all__ = [
     "COPIES",
     "NO_FILE",
+    "NO_HINTS",
     "POSITION",
     "Access",
     "Call",
@@ -47,6 +48,7 @@ __all__ = [
     "Operand",
     "Slot",
     "Source",
+    "TaskHints",
     "TempSpec",
     "TensorEntry",
     "TileProgram",
@@ -290,6 +292,40 @@ class Notify(NamedTuple):
     use: NumberLike = POSITION
 
 
+class TaskHints(NamedTuple):
+    """Which workers of a device run the tasks of an instruction or of a call, and how urgently.
+
+    Attributes:
+        workers: task i of n of an instruction goes to `workers[i * len(workers) // n]`. Empty: no
+            choice.
+        is_preference: whether a worker without work may take a task that is for another one.
+        priority: None: no choice.
+    """
+
+    workers: tuple[int, ...] = ()
+    is_preference: bool = False
+    priority: int | None = None
+
+    def worker_of(self, task: int, count: int) -> int | None:
+        """The worker of task `task` of `count`; None: any."""
+        return self.workers[task * len(self.workers) // count] if self.workers else None
+
+    def shares(self, count: int) -> list[tuple[int, int]]:
+        """Per place in `workers`, the worker and how many of `count` tasks go there."""
+        size = len(self.workers)
+        begins = [-(-place * count // size) for place in range(size + 1)] if size else []
+        return [(w, end - begin) for w, begin, end in zip(self.workers, begins, begins[1:])]
+
+    def over(self, other: TaskHints) -> TaskHints:
+        """These hints, and those of `other` where these have no choice."""
+        workers, is_preference, _ = self if self.workers else other
+        return TaskHints(workers, is_preference, other.priority if self.priority is None else self.priority)
+
+
+NO_HINTS = TaskHints()
+"""No choice of workers or priority."""
+
+
 @dataclass(frozen=True)
 class Instruction:
     """A kernel over the tiles of a loop. If `kernel` is empty, the instruction only orders tasks
@@ -303,6 +339,8 @@ class Instruction:
         first: the iteration whose task is submitted first, modulo the number of iterations. After
             the last iteration the loop continues with iteration 0. May be a number of the device,
             so that each device begins at its own tiles.
+        priority: of its tasks, unless `hints` or the call's hints state one.
+        hints: of its tasks. They stand before the call's.
     """
 
     kernel: str
@@ -316,6 +354,7 @@ class Instruction:
     notifies: tuple[Notify, ...] = ()
     priority: int = 0
     first: NumberLike = 0
+    hints: TaskHints = NO_HINTS
 
 
 @dataclass(frozen=True)
@@ -446,13 +485,14 @@ class TensorEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class Call:
-    """One use of a lowered template: an entry per slot, and the numbers that its instructions refer
-    to.
+    """One use of a lowered template: an entry per slot, the numbers that its instructions refer to,
+    and hints for its tasks.
     """
 
     template: int
     binding: tuple[int, ...]
     numbers: tuple[int, ...] = ()
+    hints: TaskHints = NO_HINTS
 
 
 @dataclass(frozen=True)

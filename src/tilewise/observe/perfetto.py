@@ -148,6 +148,8 @@ def _task_slice(task: TaskSpan, times: list[int]) -> Event:
     }
     if task.row:
         args["row"] = task.row
+    if task.target:
+        args["pinned to worker" if task.target > 0 else "prefers worker"] = abs(task.target) - 1
     if task.producers:
         args["producers"] = list(task.producers)
     kind = kind_of(task.kernel)

@@ -63,6 +63,8 @@ class TaskSpan:
             were complete), began and ended.
         row: the first row of its tile, if it is a task of a tile program. `kernel` is then the
             label of the task's instruction.
+        target: of a tile program's task, 1 + the worker that it was for; negative if it only preferred
+            this worker; 0 if it was for any.
         producers: ids of the tasks that it had to wait for, if they were recorded
             (`Runtime.trace(graph=...)`).
     """
@@ -81,7 +83,18 @@ class TaskSpan:
     start_ns: int
     end_ns: int
     row: int = 0
+    target: int = 0
     producers: tuple[int, ...] = ()
+
+    @property
+    def pinned_worker(self) -> int | None:
+        """The worker that had to run it; None if others might."""
+        return self.target - 1 if self.target > 0 else None
+
+    @property
+    def preferred_worker(self) -> int | None:
+        """The worker that it preferred; None without a preference."""
+        return -1 - self.target if self.target < 0 else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,17 +204,27 @@ class Trace:
         """Make a trace of tile programs from the rows that an executor's `timeline()` returns.
 
         Args:
-            rows: device, worker, label, row, and the submit, ready, start and end time in ns of each task.
+            rows: device, worker, label, row, the submit, ready, start and end time in ns, priority and
+                target of each task; the last two may be left out.
             num_workers: number of workers per device.
             dropped: number of records that did not fit.
             hosts: per device, the number of its host; empty if all devices are on one host.
             clock_error_ns: bound of the error of times between hosts.
         """
-        names = ("device", "worker", "kernel", "row", "submit_ns", "ready_ns", "start_ns", "end_ns")
+        names = (
+            "device",
+            "worker",
+            "kernel",
+            "row",
+            "submit_ns",
+            "ready_ns",
+            "start_ns",
+            "end_ns",
+            "priority",
+            "target",
+        )
         tasks = (
-            TaskSpan(
-                task=n, submitter=0, scope_depth=0, status=0, priority=0, **dict(zip(names, row, strict=True))
-            )
+            TaskSpan(task=n, submitter=0, scope_depth=0, status=0, **{"priority": 0, **dict(zip(names, row))})
             for n, row in enumerate(rows)
         )
         return cls(tuple(tasks), (), num_workers, dropped, tuple(hosts), clock_error_ns)

@@ -5,6 +5,7 @@ Both follow from the tensors to which a call is bound, so this works for any sch
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -44,8 +45,8 @@ def planned_calls(plan: PlanTables, device: int, program: str) -> list[PlannedCa
 
 
 class _Segments:
-    """Finds the segment of a call: a segment of the call's template that uses all tensors to which
-    the call is bound.
+    """Finds the segment of a call: the one of the call's template that uses the tensors to which the
+    call is bound.
     """
 
     def __init__(self, plan: PlanTables, segments: Sequence[Segment]) -> None:
@@ -60,15 +61,13 @@ class _Segments:
                         self.users.setdefault(tensor, set()).add(segment.index)
 
     def segment(self, of: DeviceClass, call: Call) -> Segment:
-        """The first segment that fits."""
+        """The segment that uses most of the call's tensors; the first of several."""
         named = self.by_name[of.templates[call.template].name]
         if len(named) == 1:
             return self.segments[named[0]]
         bound = {of.entries[number].key for number in call.binding}
         tensors = [key[1] for key in bound if key[0] in ("tensor", "flat")]
-        sets = sorted((self.users[t] for t in tensors if t in self.users), key=len)
-        fitting = set(named).intersection(*sets[:1])
-        for users in sets[1:]:
-            if len(fitting) > 1 and fitting & users:
-                fitting &= users
-        return self.segments[min(fitting or named)]
+        # memory that several results use in turn is bound by the name of one of them, so some tensors may be
+        # another segment's: most are the call's own
+        votes = Counter(user for t in tensors if t in self.users for user in self.users[t])
+        return self.segments[max(named, key=lambda index: (votes[index], -index))]

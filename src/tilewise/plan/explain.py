@@ -13,20 +13,18 @@ from fractions import Fraction
 from string import ascii_lowercase, digits
 from typing import TYPE_CHECKING
 
-from tilewise.core.errors import PlanError
-from tilewise.core.validation import Validator
-from tilewise.ir.layout import show_axes
-from tilewise.ir.program import Instruction, LoweredTemplate, Source, upper
+from tilewise.ir.policy import DEFAULT_POLICY
+from tilewise.ir.program import Instruction, LoweredTemplate, upper
 from tilewise.ir.reshards import explain_reshards, explain_storage, is_layer
 from tilewise.plan.passes import PassSpan, bytes_in_flight, first_devices, idle_shares, walk_by_flops
+from tilewise.plan.policy import PolicyRules, matched_names, show_hints
 from tilewise.plan.traffic import TrafficCounter, count_file_traffic
 
 if TYPE_CHECKING:
     from tilewise.plan.tables import PlanTables
 
-__all__ = ["explain_plan", "explain_tensor", "name_devices", "num_tasks", "short_name"]
+__all__ = ["explain_plan", "name_devices", "name_runs", "num_tasks", "short_name"]
 
-_validate = Validator("plan", PlanError)
 _CHART = 96  # columns of the chart of a pipeline
 _DIGITS, _LETTERS = digits, ascii_lowercase
 
@@ -48,6 +46,7 @@ def explain_plan(plan: PlanTables) -> str:
     )
     shards = explain_storage(plan.graph, plan.layout)
     lines += ["  sharded state:", *(f"    {line}" for line in shards)] if shards else []
+    lines += _policy(plan)
     lines += _files(plan)
     return "\n".join(
         [
@@ -59,6 +58,53 @@ def explain_plan(plan: PlanTables) -> str:
             *_programs(plan),
             *_templates(plan),
         ]
+    )
+
+
+def _policy(plan: PlanTables) -> Iterator[str]:
+    """What the execution policy states, what its entries match, and how many tasks it moves."""
+    policy = plan.settings.policy
+    if policy == DEFAULT_POLICY:
+        return
+    words = [f"placement {policy.placement}"]
+    words += [f"base priority {policy.base_priority}"] if policy.base_priority else []
+    words += [] if policy.prefetch else ["no prefetch"]
+    words += [f"bound to cores {name_runs(policy.cores)}"] if policy.cores else []
+    words += [f"bound to cores of NUMA node {policy.numa_node}"] if policy.numa_node is not None else []
+    words += (
+        ["each worker bound to a core"] if policy.bind_to_cores and policy.binds and len(words) == 1 else []
+    )
+    yield f"  policy: {', '.join(words)}"
+    rules = PolicyRules(policy, plan.settings.workers_per_device)
+    for entry, kinds in matched_names(plan, rules).items():
+        matched = "; ".join(f"{kind} {_some(names)}" for kind, names in kinds.items())
+        yield f"    {entry.pattern!r}: {show_hints(entry.hints)}, for {matched}"
+    for name in plan.programs if rules.entries or rules.default.workers else ():
+        texts = [_targets(plan, device, name) for device in plan.kinds]
+        if name != "broadcast":
+            yield f"    {name}:"
+            yield from ("  " + line for line in _per_device(plan, texts))
+
+
+def _some(names: Sequence[str]) -> str:
+    """Names as text; of many, the first and the last."""
+    return ", ".join(names) if len(names) <= 4 else f"{names[0]} to {names[-1]} ({len(names)})"
+
+
+def _targets(plan: PlanTables, device: int, program: str) -> str:
+    """How many tasks of a program on a device are for each worker."""
+    of, counts = plan.class_of(device), Counter[tuple[int, int]]()
+    for call in of.calls[program]:
+        for instruction in of.templates[call.template].instructions:
+            hints, count = instruction.hints.over(call.hints), _num_steps(instruction, plan.symbol_bounds)
+            if not hints.workers:
+                counts[2, 0] += count
+            for worker, share in hints.shares(count):
+                counts[int(hints.is_preference), worker] += share
+    words = ("pinned to worker", "that prefer worker", "for any worker")
+    return ", ".join(
+        f"{count:,} tasks {words[kind]}{f' {worker}' if kind < 2 else ''}"
+        for (kind, worker), count in sorted(counts.items())
     )
 
 
@@ -176,7 +222,7 @@ def _per_device(plan: PlanTables, texts: Sequence[str]) -> Iterator[str]:
     for device, own in enumerate(plan.program.devices):
         devices.setdefault(texts[own.class_id], []).append(device)
     for text, numbers in devices.items():
-        yield f"    device {_runs(numbers)}: {text}"
+        yield f"    device {name_runs(numbers)}: {text}"
 
 
 def name_devices(plan: PlanTables) -> list[str]:
@@ -184,10 +230,10 @@ def name_devices(plan: PlanTables) -> list[str]:
     devices: list[list[int]] = [[] for _ in plan.program.classes]
     for device, own in enumerate(plan.program.devices):
         devices[own.class_id].append(device)
-    return [f"device {_runs(numbers)}" for numbers in devices]
+    return [f"device {name_runs(numbers)}" for numbers in devices]
 
 
-def _runs(numbers: Sequence[int]) -> str:
+def name_runs(numbers: Sequence[int]) -> str:
     """Numbers as text, such as `0, 1, 4 to 9`."""
     runs: list[list[int]] = []
     for n in numbers:
@@ -245,40 +291,3 @@ def _num_steps(instruction: Instruction, bounds: tuple[int, ...]) -> int:
     rows = instruction.extent.upper(bounds)
     step = upper(instruction.step, bounds)
     return 1 if step <= 0 else -(-rows // step)
-
-
-def explain_tensor(plan: PlanTables, name: str) -> str:
-    """Why a named tensor has its tile shape and its storage shard.
-
-    Raises:
-        PlanError: there is no such tensor.
-    """
-    tensor = next((t for t in plan.graph.tensors if t.spec.name == name), None)
-    if tensor is None:
-        _validate.invalid(
-            "why", "the tensor must be in the graph", repr(name), "see the names in print(graph)"
-        )
-    layout = plan.layout.compute[tensor.id]
-    device = first_devices(plan)[plan.layout.stages_of(tensor.id)[0]]
-    entry = plan.entry(device, tensor.id)
-    shards = [
-        f"dim {d} ({s.name if s else 'unlabelled'}) on {show_axes(a)}"
-        for d, (a, s) in enumerate(zip(layout, tensor.spec.labels))
-        if a
-    ]
-    where = "; ".join(shards) if shards else "replicated: no axis of the mesh shards its labels"
-    rows = entry.extent.upper(plan.symbol_bounds)
-    bound = "up to " if entry.extent.source == Source.SYMBOL else ""
-    tile = upper(entry.tile_rows, plan.symbol_bounds)
-    up_to = "" if isinstance(entry.tile_rows, int) else "up to "
-    across = f" x {entry.tile_cols} columns" if entry.tile_cols else ""
-    where += "; in the device's file" if tensor.id in plan.layout.files else ""
-    if rows == 0:
-        return (
-            f"{name} {tensor.spec}: {where}. Device {device} holds nothing of it: it has fewer panels than storage "
-            "shards."
-        )
-    return (
-        f"{name} {tensor.spec}: {where}. Device {device} holds {bound}{rows} rows x "
-        f"{entry.cols} columns in tiles of {up_to}{tile} rows{across} ({tensor.spec.storage} storage)."
-    )

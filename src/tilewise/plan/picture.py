@@ -18,6 +18,7 @@ from tilewise.plan.calls import planned_calls
 from tilewise.plan.explain import name_devices, num_tasks, short_name
 from tilewise.plan.memory import ALIGNMENT, OFFLOADED, Buffer, most_at_one_time
 from tilewise.plan.passes import bytes_in_flight, first_devices, walk_by_flops
+from tilewise.plan.policy import show_hints
 from tilewise.plan.schedule import cut_segments
 from tilewise.plan.shapes import round_up
 from tilewise.plan.traffic import TrafficCounter
@@ -111,6 +112,8 @@ def _calls(
             for counter, own in zip(counters, calls)
         )
         name = " to ".join(dict.fromkeys((segment.ops[0].label, segment.ops[-1].label)))
+        workers = show_hints(call.hints)
+        name += f" ({workers})" if workers else ""
         template = short_name(of.templates[call.template].name)
         alive = live_bytes.alive(segment.index, call.template)
         is_ahead = segment.phase == "update" and segment.index < last  # prefetched during the backward pass

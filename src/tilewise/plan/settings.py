@@ -8,15 +8,17 @@ from dataclasses import replace
 from math import lcm
 
 from tilewise.core.errors import LayoutError, PlanError
-from tilewise.core.limits import num_cores
+from tilewise.core.limits import num_cores, private_cache_bytes
 from tilewise.core.mesh import Axes, DeviceMesh
 from tilewise.core.validation import Validator
 from tilewise.ir.batch import BatchCut
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
+from tilewise.ir.policy import DEFAULT_POLICY, ExecutionPolicy
 from tilewise.ir.program import Number, NumberLike, times
 from tilewise.ir.validate import validate_pending_reductions
-from tilewise.plan.shapes import PlanSettings, rows_in_tile, symbols_of
+from tilewise.plan.policy import require_workers
+from tilewise.plan.shapes import LocalShapes, PlanSettings, rows_in_tile, symbols_of
 
 __all__ = ["MAX_ROWS_PER_TILE", "settings_for"]
 
@@ -34,15 +36,18 @@ def settings_for(
     workers_per_device: int | None,
     is_checkpointed: bool = False,
     rows_per_tile: int | None = None,
+    policy: ExecutionPolicy = DEFAULT_POLICY,
 ) -> PlanSettings:
     """Check a layout and choose the row tile.
 
     Args:
         rows_per_tile: the maximum number of rows in a tile of activations of a batch, if they are
             whole sequences.
+        policy: the execution policy. Its placement `auto` is decided here.
 
     Raises:
-        PlanError: workers or rows are out of range, or rows are given but the graph has no batch.
+        PlanError: workers or rows are out of range, the policy names workers that there are not, or
+            rows are given but the graph has no batch.
         LayoutError: a value stays partial, or an axis shards nothing.
     """
     mesh, stage_axis = layout.mesh, "" if layout.stages is None else layout.stages.axis
@@ -50,14 +55,16 @@ def settings_for(
     validate_pending_reductions(graph, layout)
     _require_used_axes(graph, layout, mesh)
     most_rows = _most_rows(batch, rows_per_tile)
+    require_workers(policy, workers)
     if not batch.size:
-        return PlanSettings(
+        settings = PlanSettings(
             row_tile=_row_tile_unbatched(graph),
             workers_per_device=workers,
             is_checkpointed=is_checkpointed,
             storage_axes=layout.storage_axes,
             stage_axis=stage_axis,
         )
+        return replace(settings, policy=_decided(policy, graph, layout, settings))
     settings = PlanSettings(
         accumulation=batch.microbatches,
         batch_splits=batch.batch_splits,
@@ -72,7 +79,31 @@ def settings_for(
         stage_axis=stage_axis,
     )
     sequences = rows_in_tile(batch.rows, settings) // batch.rows
-    return replace(settings, row_tile=times(settings.seq, sequences))
+    decided = _decided(policy, graph, layout, settings)
+    return replace(settings, row_tile=times(settings.seq, sequences), policy=decided)
+
+
+def _decided(
+    policy: ExecutionPolicy, graph: Graph, layout: GraphLayout, settings: PlanSettings
+) -> ExecutionPolicy:
+    """The policy with a placement instead of `auto`, and without the wish to offload, which `offload`
+    answers, so that a saved plan needs no decision of another machine.
+
+    Affinity helps only if a worker's cache still has the parameters that the worker read in the
+    last run, so they must fit, and must not be gathered or fetched anew.
+    """
+    policy = replace(policy, enable_offloading=False)
+    if policy.placement != "auto":
+        return policy
+    shapes = LocalShapes(layout.mesh, settings, graph.k_splits, symbols_of(graph))
+    of_stages = [0] * layout.num_stages
+    for t in graph.of_kind("parameter"):
+        for stage in layout.stages_of(t.id):
+            of_stages[stage] += shapes.bytes_max(t.spec, layout.storage[t.id])
+    room = settings.workers_per_device * private_cache_bytes()
+    stays = not layout.storage_axes and not layout.files and settings.workers_per_device > 1
+    placement = "affinity" if stays and max(of_stages) <= room else "owner_computes"
+    return replace(policy, placement=placement)
 
 
 def _rows_per_sequence(graph: Graph, batch: BatchCut) -> NumberLike:

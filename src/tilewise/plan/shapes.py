@@ -21,6 +21,7 @@ from tilewise.core.validation import Validator
 from tilewise.ir.graph import PANEL_ROWS, Graph, TensorSpec
 from tilewise.ir.layout import TensorLayout, in_space
 from tilewise.ir.lowering import Ref
+from tilewise.ir.policy import DEFAULT_POLICY, ExecutionPolicy
 from tilewise.ir.program import Number, NumberLike, Source
 
 LocalSizes = tuple[int | Dim, ...]
@@ -77,6 +78,7 @@ class PlanSettings:
         stage_axis: the axis of the pipeline; empty without a pipeline.
         is_checkpointed: whether memory includes a copy of the training state, for writing
             checkpoints.
+        policy: the execution policy, whose placement is decided (not `auto`).
     """
 
     accumulation: int = 1
@@ -91,6 +93,7 @@ class PlanSettings:
     is_checkpointed: bool = False
     storage_axes: Axes = ()
     stage_axis: str = ""
+    policy: ExecutionPolicy = DEFAULT_POLICY
 
 
 @dataclass(frozen=True)

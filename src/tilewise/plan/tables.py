@@ -25,7 +25,7 @@ from tilewise.ir.layout import GraphLayout
 from tilewise.ir.program import DeviceClass, TensorEntry, TileProgram
 from tilewise.observe import Trace, render_plan
 from tilewise.plan.costs import DeviceCosts, count_costs
-from tilewise.plan.explain import explain_plan, explain_tensor
+from tilewise.plan.explain import explain_plan
 from tilewise.plan.file import digest_of
 from tilewise.plan.memory import most_at_one_time
 from tilewise.plan.passes import idle_shares, walk_by_flops
@@ -34,6 +34,7 @@ from tilewise.plan.place import Placement
 from tilewise.plan.shapes import LocalShapes, PlanSettings, check_sizes, round_up, symbols_of
 from tilewise.plan.stored_parts import StoredPart, assign_stored_parts
 from tilewise.plan.traffic import count_file_traffic, count_traffic
+from tilewise.plan.why import explain_why
 
 __all__ = ["PlanTables"]
 
@@ -346,16 +347,20 @@ class PlanTables:
         return tuple(float(share) for share in idle_shares(walk_by_flops(self)))
 
     def explain(self) -> str:
-        """Mesh, memory, tiles, tasks, traffic and templates as text, before anything runs."""
+        """Mesh, policy, memory, tiles, tasks, traffic and templates as text, before anything runs."""
         return explain_plan(self)
 
     def why(self, name: str) -> str:
-        """Why a named tensor has its tile shape and its storage shard.
+        """Why a named tensor has its layout, its tiles and its devices, and which workers use it; or
+        why a layer or an op runs where it does.
+
+        Args:
+            name: name of a tensor, or the label of a layer or op in `print(plan.graph)`.
 
         Raises:
-            PlanError: there is no such tensor.
+            PlanError: there is nothing of that name.
         """
-        return explain_tensor(self, name)
+        return explain_why(self, name)
 
     def save_picture(self, path: str | Path, trace: Trace | None = None) -> None:
         """Write the plan as one HTML page that loads nothing: memory use at every call of a step by

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from tilewise._native.programs import Executor, Program, device_overhead, group_bytes, populate
 from tilewise._native.tasks import should_stop
+from tilewise.ir.policy import TaskExecutionHints
 from tilewise.ir.program import Access, Mode, Number, Operand, Source
 from tilewise.observe.stats import RuntimeStats
 from tilewise.observe.trace import TaskSpan, Trace
@@ -19,7 +20,7 @@ from tilewise.runtime.events import Event
 from tilewise.runtime.groups import TaskGroup
 from tilewise.runtime.handles import Handle, TaskHandle
 from tilewise.runtime.kernels import LATER, Kernel, WorkerType
-from tilewise.runtime.params import Commute, InOut, Input, NoDep, Output, Reduce, TaskExecutionHints
+from tilewise.runtime.params import Commute, InOut, Input, NoDep, Output, Reduce
 from tilewise.runtime.recordings import Recording
 from tilewise.runtime.runtime import Runtime
 

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 
 from tilewise._native.tasks import OpenRuntime, Operand
 from tilewise.core.validation import Validator, shown
+from tilewise.ir.policy import TaskExecutionHints
 from tilewise.runtime.buffers import Buffer
 from tilewise.runtime.events import Event
 from tilewise.runtime.handles import TaskHandle
-from tilewise.runtime.params import TaskExecutionHints
+from tilewise.runtime.params import check_handles
 from tilewise.runtime.views import Views
 
 __all__ = ["Extras", "check_owner", "extras_of", "own_buffer"]
@@ -51,7 +52,7 @@ def extras_of(
     waits = [] if wait_for is None else [_wait_of(native, *pair) for pair in wait_for]
     priority, worker = 0, 0
     if hints is not None:
-        hints.check_handles(native)
+        check_handles(hints, native)
         priority, worker = hints.priority, 0 if hints.target_worker is None else hints.target_worker + 1
     if predicate is not None:
         own_buffer(native, predicate, "submit")

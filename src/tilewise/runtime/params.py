@@ -1,4 +1,4 @@
-"""The parameters of a task: how it uses its buffers, and hints for the scheduler.
+"""The parameters of a task: how it uses its buffers.
 
 `Input`, `Output`, `InOut` and `Commute` are native classes, because nearly every submission uses
 them. `Reduce` and `NoDep` derive from the same base. A parameter may be reused for many tasks.
@@ -16,6 +16,7 @@ from numpy.typing import DTypeLike
 
 from tilewise._native.tasks import Commute, InOut, Input, OpenRuntime, Operand, Output, Param
 from tilewise.core.validation import Validator, shown
+from tilewise.ir.policy import TaskExecutionHints
 from tilewise.runtime.buffers import MAX_BYTES, Buffer, Region, dtype_of, shape_of
 from tilewise.runtime.kernels import Kernel
 
@@ -29,13 +30,12 @@ __all__ = [
     "Output",
     "Param",
     "Reduce",
-    "TaskExecutionHints",
+    "check_handles",
     "describe_output",
 ]
 
 _validate = Validator("runtime")
 
-MAX_INT = (1 << 31) - 1
 SUMS = {np.dtype(np.float32): "sum_f32", np.dtype(np.float64): "sum_f64", np.dtype(np.int64): "sum_i64"}
 
 
@@ -155,48 +155,14 @@ class NoDep(Param):
             super().__init__(Mode.NO_DEP, at, at)
 
 
-@dataclass(frozen=True)
-class TaskExecutionHints:
-    """Hints for the scheduler. A hint that cannot be satisfied is an error, never silently ignored.
-
-    Attributes:
-        target_node: the device. A runtime is one device, so the only values are None and 0.
-        target_worker: the worker that must run the task; None for any worker of the right type.
-        priority: ready tasks with a higher priority run first. 0 is the fastest to schedule.
-        prefetch_inputs: move the inputs to the device before the task runs. Workers read all memory
-            of this device in place, so this has no effect.
-        prefetch_handles: further buffers to move, which must be valid. This has no effect either.
-    """
-
-    target_node: int | None = None
-    target_worker: int | None = None
-    priority: int = 0
-    prefetch_inputs: bool = False
-    prefetch_handles: tuple[Buffer, ...] = ()
-
-    def __post_init__(self) -> None:
-        if (
-            self.target_node is not None
-            and _validate.integer("hints", "target_node", self.target_node, 0, MAX_INT) != 0
-        ):
+def check_handles(hints: TaskExecutionHints, native: OpenRuntime) -> None:
+    """Raise ConfigError if a buffer to prefetch belongs to another runtime, or is no longer valid."""
+    for buffer in hints.prefetch_handles:
+        if not isinstance(buffer, Buffer) or buffer.native is not native:
             _validate.invalid(
                 "hints",
-                "target_node must be this runtime's device",
-                str(self.target_node),
-                "a runtime is device 0: submit to the other device's runtime",
+                "buffers to prefetch must be the runtime's own",
+                f"{buffer!r} of another",
+                "drop it",
             )
-        if self.target_worker is not None:
-            _validate.integer("hints", "target_worker", self.target_worker, 0, MAX_INT - 1)
-        _validate.integer("hints", "priority", self.priority, -MAX_INT - 1, MAX_INT)
-
-    def check_handles(self, native: OpenRuntime) -> None:
-        """Raise ConfigError if a buffer to prefetch belongs to another runtime, or is no longer valid."""
-        for buffer in self.prefetch_handles:
-            if buffer.native is not native:
-                _validate.invalid(
-                    "hints",
-                    "buffers to prefetch must be the runtime's own",
-                    f"{buffer!r} of another",
-                    "drop it",
-                )
-            native.address(buffer.handle)
+        native.address(buffer.handle)

@@ -28,6 +28,7 @@ from tilewise.core.errors import ConfigError, PeerLost, TaskFailed
 from tilewise.core.limits import num_cores
 from tilewise.core.open_objects import note_open
 from tilewise.core.validation import Validator
+from tilewise.ir.policy import TaskExecutionHints
 from tilewise.observe.stats import RuntimeStats
 from tilewise.runtime.buffers import MAX_BYTES, Buffer, Region, dtype_of, shape_of
 from tilewise.runtime.events import Event
@@ -35,7 +36,6 @@ from tilewise.runtime.extras import check_owner, extras_of, own_buffer
 from tilewise.runtime.failures import forget_exceptions
 from tilewise.runtime.handles import TaskHandle
 from tilewise.runtime.kernels import Kernel, KernelTable, WorkerType, type_masks
-from tilewise.runtime.params import TaskExecutionHints
 from tilewise.runtime.python_tasks import PythonTask
 from tilewise.runtime.recordings import Recording
 from tilewise.runtime.registry import Registry

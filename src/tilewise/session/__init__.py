@@ -3,6 +3,7 @@ device.
 """
 
 from tilewise.session.compute_graph import ComputeGraph
+from tilewise.session.context import ExecutionContext
 from tilewise.session.instance import GraphInstance, StepResult
 from tilewise.session.loading import LoadReport
 from tilewise.session.plan import Plan
@@ -10,6 +11,7 @@ from tilewise.session.verify import VerifyReport, verify_strategy
 
 __all__ = [
     "ComputeGraph",
+    "ExecutionContext",
     "GraphInstance",
     "LoadReport",
     "Plan",

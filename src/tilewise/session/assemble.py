@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -12,9 +13,11 @@ from typing import Any
 from tilewise.comm import active_group
 from tilewise.comm.group_executor import GroupExecutor
 from tilewise.core.errors import PlanError
+from tilewise.core.limits import cores_of_node
 from tilewise.core.validation import Validator
 from tilewise.files.reading import Unreadable
 from tilewise.files.writing import name_in_utf8
+from tilewise.ir.policy import ExecutionPolicy
 from tilewise.ir.program import TileProgram
 from tilewise.kernels.user import TileKernel, load_kernel, user_kernel
 from tilewise.plan import PlanTables
@@ -46,6 +49,7 @@ def make_executor(
     Raises:
         ResourceError: the devices exceed the limit or the machine's memory, or the directory cannot
             hold the files.
+        PlanError: the policy binds workers to cores that do not exist or are too few.
     """
     devices = plan.mesh.num_devices
     options = {
@@ -58,9 +62,32 @@ def make_executor(
         "file_bytes": plan.file_bytes,
         "memory_limit_bytes": memory_limit_bytes,
         "deadline_s": deadline_s,
+        "cores": _cores(plan.settings.policy),
     }
     program = _Program(plan.program, plan.symbol_bounds)
     return _open(options, program, Path(offload_directory or gettempdir()))
+
+
+def _cores(policy: ExecutionPolicy) -> list[int]:
+    """The cores to which workers are bound, in order; empty: the system chooses.
+
+    Raises:
+        PlanError: there is no such NUMA node, or this process may use none of its cores.
+    """
+    if not policy.binds:
+        return []
+    allowed = sorted(os.sched_getaffinity(0))
+    if policy.numa_node is None:
+        return list(policy.cores or allowed)
+    cores = [core for core in cores_of_node(policy.numa_node) if core in allowed]
+    if not cores:
+        _validate.invalid(
+            "policy",
+            "numa_node must be a node with cores that this process may use",
+            str(policy.numa_node),
+            "see /sys/devices/system/node, or name cores",
+        )
+    return cores
 
 
 def open_devices(options: Mapping[str, Any], program: TileProgram) -> Executor | GroupExecutor:
@@ -165,7 +192,7 @@ def native_program(program: TileProgram, symbol_bounds: Sequence[int]) -> Progra
                 native.add_instr(class_id, index, instruction, template.first_signal)
         for name, calls in of.calls.items():
             for call in calls:
-                native.add_call(class_id, call.template, call.binding, call.numbers, name)
+                native.add_call(class_id, call.template, call.binding, call.numbers, name, call.hints)
     for device in program.devices:
         native.add_device(device.class_id, device.numbers, device.groups)
     native.finish(list(symbol_bounds))

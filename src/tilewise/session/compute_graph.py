@@ -26,6 +26,7 @@ from tilewise.ir.digest import digest_graph
 from tilewise.ir.file import Unwritable
 from tilewise.ir.graph import Graph, OpNode
 from tilewise.ir.mermaid import to_mermaid
+from tilewise.ir.policy import ExecutionPolicy
 from tilewise.ir.show import show_graph
 from tilewise.optim import Optimizer
 from tilewise.plan import PlanTables
@@ -33,7 +34,7 @@ from tilewise.processes.workers import WorkerPool
 from tilewise.session.instance import GraphInstance
 from tilewise.session.own_plan import require_own
 from tilewise.session.passes import GraphOptions
-from tilewise.session.plan import Plan, PlanInputs, plan_inputs
+from tilewise.session.plan import Plan, PlanInputs, plan_within_memory
 from tilewise.session.planning import complete_graph, lay_out, request_for
 from tilewise.strategy import DistributionStrategy
 
@@ -57,6 +58,7 @@ class ComputeGraph(GraphBuilder):
         super().__init__(name, k_splits=k_splits)
         self._strategy = DistributionStrategy.single()
         self._optimizer: Optimizer | None = None
+        self._policy = ExecutionPolicy()
 
     @property
     def distribution(self) -> DistributionStrategy:
@@ -75,6 +77,25 @@ class ComputeGraph(GraphBuilder):
             strategy,
             DistributionStrategy,
             "pass DistributionStrategy.ddp(2)",
+        )
+
+    @property
+    def execution_policy(self) -> ExecutionPolicy:
+        """The execution policy of the graph; `set_execution_policy` changes it."""
+        return self._policy
+
+    def set_execution_policy(self, policy: ExecutionPolicy) -> None:
+        """Choose which workers run which tasks, and how. It changes no bit of a result.
+
+        Raises:
+            PlanError: it is not a policy.
+        """
+        self._policy = _validate.instance(
+            "set_execution_policy",
+            "a policy",
+            policy,
+            ExecutionPolicy,
+            'pass tw.ExecutionPolicy(placement="affinity")',
         )
 
     def optimize(self, optimizer: Optimizer) -> None:
@@ -127,6 +148,7 @@ class ComputeGraph(GraphBuilder):
         sizes: Mapping[str, int] | None = None,
         strict: bool = False,
         checkpoints: bool = False,
+        policy: ExecutionPolicy | None = None,
         pool: WorkerPool | None = None,
         progress: Progress | None = None,
     ) -> Plan:
@@ -157,12 +179,13 @@ class ComputeGraph(GraphBuilder):
                 and rows for gradients of tables, where it reads less than the alternative.
             checkpoints: also count the copy of parameters and optimizer states that is in memory while a checkpoint
                 is written during training.
+            policy: which workers run which tasks; by default that of `set_execution_policy`. It changes no bit.
             pool: worker processes that differentiate and lower templates, if at least 16 differ; the plan is the same.
             progress: receives the phases gradients, layouts and plan.
 
         Raises:
-            LayoutError, PlanError: the strategy does not fit the graph, the batch does not divide, or `recompute` or
-                `offload` is unknown or matches nothing.
+            LayoutError, PlanError: the strategy does not fit the graph, the batch does not divide, or `recompute`,
+                `offload` or a pattern of the policy is unknown or matches nothing.
             ShapeError: a constant used as an index is out of range.
         """
         request = request_for(
@@ -177,11 +200,12 @@ class ComputeGraph(GraphBuilder):
             sizes=sizes,
             strict=strict,
             checkpoints=checkpoints,
+            policy=self._policy if policy is None else policy,
         )
         if pool is not None:
             _validate.instance("plan", "a pool", pool, WorkerPool, "pass tw.WorkerPool(2)")
         inputs = PlanInputs(Definition(self.freeze(), self.draft.loss_id), self._optimizer, request)
-        return Plan.of(plan_inputs(inputs, pool, progress), inputs)
+        return Plan.of(*plan_within_memory(inputs, pool, progress))
 
     def estimate_memory_usage(
         self, mesh: DeviceMesh | Mapping[str, int] | None = None, **options: Any

@@ -26,6 +26,7 @@ from tilewise.graph.recomputation import SAVE_ALL
 from tilewise.ir.batch import BatchCut
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
+from tilewise.ir.policy import DEFAULT_POLICY, ExecutionPolicy
 from tilewise.ir.schedule import MakeSchedules
 from tilewise.optim import Optimizer
 from tilewise.plan import PlanSettings, choose_prefetched, schedule_graph, settings_for
@@ -87,6 +88,7 @@ class PassOptions:
         offloaded: kinds of tensors that are stored in files.
         workers_per_device, is_checkpointed, rows_per_tile: as in `plan.settings_for`.
         stages: how layers are divided into the stages of a pipeline; None if they are not.
+        policy: which workers run which tasks.
     """
 
     strict: bool = False
@@ -96,6 +98,7 @@ class PassOptions:
     is_checkpointed: bool = False
     rows_per_tile: int | None = None
     stages: PipelineStages | None = None
+    policy: ExecutionPolicy = DEFAULT_POLICY
 
     def schedules(self, laid_out: LaidOut) -> MakeSchedules:
         """The order of a step on each stage.
@@ -123,6 +126,7 @@ class PassOptions:
             self.workers_per_device,
             self.is_checkpointed,
             self.rows_per_tile,
+            self.policy,
         )
 
 
@@ -235,13 +239,15 @@ def _shard_states(laid_out: LaidOut, options: PassOptions) -> LaidOut:
 def _offload_tensors(laid_out: LaidOut, options: PassOptions) -> LaidOut:
     """Tensors in files, with calls that fetch and store them."""
     return laid_out.changed(
-        offload_tensors(laid_out.graph, laid_out.layout, options.offloaded, laid_out.batch)
+        offload_tensors(
+            laid_out.graph, laid_out.layout, options.offloaded, laid_out.batch, int(options.policy.prefetch)
+        )
     )
 
 
 def _prefetch_states(laid_out: LaidOut, options: PassOptions) -> LaidOut:
     """Optimizer states prefetched into memory that the backward pass frees."""
-    if "optimizer" not in options.offloaded or options.stages is not None:
+    if "optimizer" not in options.offloaded or options.stages is not None or not options.policy.prefetch:
         return laid_out  # stages have memory of their own, which is not known yet
     scheduled = schedule_graph(laid_out.graph, laid_out.layout, options.settings(laid_out), one_stage)
     places = choose_prefetched(scheduled)

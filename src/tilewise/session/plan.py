@@ -8,13 +8,15 @@ anything that planning would not.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
 
 from tilewise.core.errors import PlanError, TilewiseError
+from tilewise.core.limits import memory_of_machine
 from tilewise.core.progress import Progress
+from tilewise.core.sizes import format_bytes
 from tilewise.core.validation import Validator, shown
 from tilewise.files.reading import Unreadable
 from tilewise.files.writing import replace_file
@@ -22,14 +24,22 @@ from tilewise.graph.file import Definition, require_definition
 from tilewise.ir.digest import digest_computation
 from tilewise.ir.file import Unwritable
 from tilewise.ir.hints import Hint, Replicate, Shard
+from tilewise.ir.policy import ExecutionPolicy, TaskExecutionHints
 from tilewise.optim import Optimizer
 from tilewise.plan import PlanSettings, PlanTables
 from tilewise.plan.file import decode_plan, encode_plan, read_content
 from tilewise.processes.workers import WorkerPool
+from tilewise.session.context import ExecutionContext
 from tilewise.session.planning import PlanRequest, plan_graph, request_for
-from tilewise.strategy import DistributionStrategy, ParallelismMode, PipelineStages, StateSharding
+from tilewise.strategy import (
+    DistributionStrategy,
+    NothingToOffload,
+    ParallelismMode,
+    PipelineStages,
+    StateSharding,
+)
 
-__all__ = ["Plan", "PlanInputs", "plan_inputs"]
+__all__ = ["Plan", "PlanInputs", "plan_inputs", "plan_within_memory"]
 
 _MAX_MICROBATCHES = 1 << 16  # of a file; planning takes time for each
 _validate = Validator("plan", PlanError)
@@ -42,11 +52,13 @@ class PlanInputs(NamedTuple):
         definition: the graph as its author defined it, and the loss.
         optimizer: the optimizer whose update is in the plan, if any.
         request: the settings.
+        decisions: what a policy left open and planning decided, in words.
     """
 
     definition: Definition
     optimizer: Optimizer | None
     request: PlanRequest
+    decisions: tuple[str, ...] = ()
 
 
 class SavedPlan(NamedTuple):
@@ -73,6 +85,15 @@ class Plan(PlanTables):
 
     inputs: PlanInputs | None = field(default=None, compare=False, repr=False)
 
+    def explain(self) -> str:
+        """Mesh, policy, memory, tiles, tasks, traffic and templates as text, before anything runs."""
+        decisions = () if self.inputs is None else self.inputs.decisions
+        return "\n".join([super().explain(), *(f"  decided: {text}" for text in decisions)])
+
+    def context(self) -> ExecutionContext:
+        """What the plan answers about single tiles: devices, workers and hints."""
+        return ExecutionContext(self)
+
     @classmethod
     def of(cls, plan: PlanTables, inputs: PlanInputs) -> Plan:
         """A plan with its inputs."""
@@ -94,7 +115,7 @@ class Plan(PlanTables):
             _validate.invalid(
                 "save", "a plan must have its inputs", "one that was changed", "plan the graph again"
             )
-        definition, optimizer, request = self.inputs
+        definition, optimizer, request, _ = self.inputs
         try:
             settings = _as_data(request, self.settings)
             require_definition(definition)
@@ -157,13 +178,54 @@ def plan_inputs(
     Raises:
         LayoutError, PlanError, ShapeError: as `ComputeGraph.plan`.
     """
-    (graph, loss), optimizer, request = inputs
+    (graph, loss), optimizer, request, _ = inputs
     return plan_graph(graph, loss, optimizer, request, digest_computation(graph, loss), pool, progress)
+
+
+def plan_within_memory(
+    inputs: PlanInputs, pool: WorkerPool | None = None, progress: Progress | None = None
+) -> tuple[PlanTables, PlanInputs]:
+    """Plan, and with a policy that enables offloading, offload until a device needs at most the
+    threshold. Return the plan and the inputs with which planning again gives the same plan.
+
+    Raises:
+        LayoutError, PlanError, ShapeError: as `ComputeGraph.plan`.
+    """
+    made, request = plan_inputs(inputs, pool, progress), inputs.request
+    asked, decided = request.options.policy, made.settings.policy
+    decisions = []
+    if asked.placement != decided.placement:
+        decisions.append(f"placement {asked.placement} became {decided.placement}")
+    if not asked.enable_offloading:
+        return made, inputs._replace(decisions=tuple(decisions))
+    memory = asked.device_memory_bytes or memory_of_machine() // made.mesh.num_devices
+    for kind in _OFFLOADED_FIRST:
+        need = max(usage["total"] for usage in made.estimate_memory_usage())
+        if need <= asked.offload_threshold * memory:
+            break
+        if kind in request.options.offloaded:
+            continue
+        options = replace(request.options, offloaded=request.options.offloaded | {kind})
+        more = replace(request, options=options)
+        limit = f"{asked.offload_threshold:.0%} of {format_bytes(memory)}"
+        try:
+            made = plan_inputs(inputs._replace(request=more), pool, progress)
+        except NothingToOffload:
+            continue
+        request = more
+        decisions.append(
+            f"offloaded {kind}: without it a device needs {format_bytes(need)}, more than {limit}"
+        )
+    return made, inputs._replace(request=request, decisions=tuple(decisions))
+
+
+_OFFLOADED_FIRST = ("optimizer", "parameters", "activations")
+"""What a policy offloads, in this order: the states of an optimizer are read once per step."""
 
 
 def _as_data(request: PlanRequest, settings: PlanSettings) -> dict[str, Any]:
     """A request as plain data: the strategy, and the arguments of `request_for`. What this machine
-    decided (the workers, the batch splits) is stated.
+    decided (the workers, the batch splits, the policy's placement, what is offloaded) is stated.
     """
     strategy, options = request.strategy, request.options
     sharding, stages = strategy.sharding, strategy.stages
@@ -186,7 +248,13 @@ def _as_data(request: PlanRequest, settings: PlanSettings) -> dict[str, Any]:
         "sizes": dict(request.sizes),
         "strict": options.strict,
         "checkpoints": options.is_checkpointed,
+        "policy": asdict(settings.policy),
     }
+
+
+def _policy_of(data: Mapping[str, Any]) -> ExecutionPolicy:
+    hints = {pattern: TaskExecutionHints(**own) for pattern, own in data["hints"].items()}
+    return ExecutionPolicy(**{**data, "hints": hints})
 
 
 def _from_data(data: Mapping[str, Any]) -> PlanRequest:
@@ -206,6 +274,7 @@ def _from_data(data: Mapping[str, Any]) -> PlanRequest:
             None if (sharding := arguments.pop("sharding")) is None else StateSharding(**sharding),
             None if (stages := arguments.pop("stages")) is None else PipelineStages(**stages),
         )
+        arguments["policy"] = _policy_of(arguments["policy"])
         return request_for(strategy, arguments.pop("mesh"), **arguments)
     except TilewiseError:
         raise
@@ -230,6 +299,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "sizes": (Mapping,),
     "strict": (bool,),
     "checkpoints": (bool,),
+    "policy": (Mapping,),
 }
 """The types of the settings in a file; planning checks their values."""
 

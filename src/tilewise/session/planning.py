@@ -22,6 +22,7 @@ from tilewise.core.validation import Validator
 from tilewise.graph import Differentiated, Recomputation, fix_sizes, fuse_into_table_gradients
 from tilewise.ir.batch import cut_batch
 from tilewise.ir.graph import Graph
+from tilewise.ir.policy import ExecutionPolicy
 from tilewise.ir.validate import validate_graph
 from tilewise.optim import Optimizer
 from tilewise.plan import PlanTables, check_sizes, make_plan, symbols_of
@@ -82,6 +83,7 @@ def request_for(
     sizes: Mapping[str, int] | None = None,
     strict: bool = False,
     checkpoints: bool = False,
+    policy: ExecutionPolicy | None = None,
 ) -> PlanRequest:
     """Check the arguments of `ComputeGraph.plan` that need no graph.
 
@@ -101,14 +103,26 @@ def request_for(
             "plan without a mesh, name them, or choose another strategy",
         )
     stages = strategy.stages if strategy.stages is not None and used.size(strategy.stages.axis) > 1 else None
+    policy = _checked_policy(policy)
+    sharding = strategy.sharding
+    if sharding is not None and not policy.prefetch:
+        sharding = replace(sharding, prefetch=0)
     options = PassOptions(
-        strict, strategy.sharding, offloaded, workers_per_device, checkpoints, rows_per_tile, stages
+        strict, sharding, offloaded, workers_per_device, checkpoints, rows_per_tile, stages, policy
     )
     if accumulation is None and strategy.stages is None:
         accumulation = 1
     recomputation = Recomputation.of(recompute)
     sizes = {} if sizes is None else sizes
     return PlanRequest(used, strategy, accumulation, batch_splits, recomputation, sizes, options)
+
+
+def _checked_policy(policy: object) -> ExecutionPolicy:
+    if policy is None:
+        return ExecutionPolicy()
+    return _validate.instance(
+        "plan", "policy", policy, ExecutionPolicy, 'pass tw.ExecutionPolicy(placement="affinity")'
+    )
 
 
 def plan_graph(

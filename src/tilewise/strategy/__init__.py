@@ -3,7 +3,13 @@
 A strategy is a rule: it says which axis of the device mesh shards dims with which label.
 """
 
-from tilewise.strategy.offload import OFFLOADS, check_offload, offload_tensors, prefetch_states
+from tilewise.strategy.offload import (
+    OFFLOADS,
+    NothingToOffload,
+    check_offload,
+    offload_tensors,
+    prefetch_states,
+)
 from tilewise.strategy.outputs import gather_outputs
 from tilewise.strategy.propagate import propagate_layouts
 from tilewise.strategy.reshard import insert_reshards
@@ -32,6 +38,7 @@ __all__ = [
     "OFFLOADS",
     "SCHEDULES",
     "DistributionStrategy",
+    "NothingToOffload",
     "ParallelismMode",
     "PipelineStages",
     "StateSharding",

@@ -22,12 +22,19 @@ from tilewise.ir.graph import Graph, OpNode, Template, TensorNode
 from tilewise.ir.layout import GraphLayout
 from tilewise.strategy.prefetch import Prefetching, Unit, UnitChoice, template_of_moves
 
-__all__ = ["OFFLOADS", "check_offload", "offload_tensors", "prefetch_states"]
+__all__ = ["OFFLOADS", "NothingToOffload", "check_offload", "offload_tensors", "prefetch_states"]
 
 OFFLOADS = ("optimizer", "activations", "parameters")
 _LEAST_BYTES = 1 << 14  # least bytes of a device's part; less is not worth a transfer
 _LEAST_UNITS = 4  # between a result and its reader; a nearer reader needs it again too soon
+
+
+class NothingToOffload(PlanError):
+    """No tensor of a kind is large enough to save memory."""
+
+
 _validate = Validator("plan", PlanError)
+_of_kind = Validator("plan", NothingToOffload)
 
 
 def check_offload(offload: str | Collection[str]) -> frozenset[str]:
@@ -44,18 +51,21 @@ def check_offload(offload: str | Collection[str]) -> frozenset[str]:
 
 
 def offload_tensors(
-    graph: Graph, layout: GraphLayout, kinds: Collection[str], batch: BatchCut
+    graph: Graph, layout: GraphLayout, kinds: Collection[str], batch: BatchCut, prefetch: int = 1
 ) -> tuple[Graph, GraphLayout]:
     """Move tensors of a laid-out graph to files, and add calls that fetch and store them. Return
     the new graph and its layout.
 
     Args:
         kinds: members of `OFFLOADS`.
+        prefetch: how many layers before its reader a tensor is fetched.
 
     Raises:
-        PlanError: no tensor of a kind is large enough to save memory.
+        NothingToOffload: no tensor of a kind is large enough to save memory.
     """
-    return _Offloading(graph, layout, frozenset(kinds), batch).run() if kinds else (graph, layout)
+    if not kinds:
+        return graph, layout
+    return _Offloading(graph, layout, frozenset(kinds), batch, prefetch).run()
 
 
 def prefetch_states(
@@ -73,8 +83,8 @@ def prefetch_states(
 class _Fetching(Prefetching):
     """Adds calls that fetch tensors from files. `files` are all tensors in files."""
 
-    def __init__(self, graph: Graph, layout: GraphLayout, batch: BatchCut) -> None:
-        super().__init__(graph, layout, batch, UnitChoice(), "fetch")
+    def __init__(self, graph: Graph, layout: GraphLayout, batch: BatchCut, prefetch: int = 1) -> None:
+        super().__init__(graph, layout, batch, UnitChoice(prefetch), "fetch")
         self.files = {*layout.files}
 
     def _inside(self, op: OpNode, layout: GraphLayout) -> GraphLayout:
@@ -93,8 +103,10 @@ class _Fetching(Prefetching):
 
 
 class _Offloading(_Fetching):
-    def __init__(self, graph: Graph, layout: GraphLayout, kinds: frozenset[str], batch: BatchCut) -> None:
-        super().__init__(graph, layout, batch)
+    def __init__(
+        self, graph: Graph, layout: GraphLayout, kinds: frozenset[str], batch: BatchCut, prefetch: int
+    ) -> None:
+        super().__init__(graph, layout, batch, prefetch)
         self.kinds = kinds
         self.stores: dict[object, tuple[Template, GraphLayout]] = {}
 
@@ -105,7 +117,7 @@ class _Offloading(_Fetching):
             tensors = {*self._of_kind(kind)}
             if not tensors:
                 is_far = f", and wait for {_LEAST_UNITS} layers or more" if kind == "activations" else ""
-                _validate.invalid(
+                _of_kind.invalid(
                     "plan",
                     f"offloaded tensors must take {_LEAST_BYTES >> 10} KiB or more on a device{is_far}",
                     f"no {kind} of {self.graph.name!r} that do",

@@ -5,7 +5,14 @@ import os
 
 import pytest
 
-from tilewise.core.limits import available_memory, core_quota, memory_of_machine, num_cores
+from tilewise.core.limits import (
+    available_memory,
+    core_quota,
+    cores_of_node,
+    memory_of_machine,
+    num_cores,
+    private_cache_bytes,
+)
 
 ALL = len(os.sched_getaffinity(0))
 
@@ -105,3 +112,23 @@ def test_available_memory_of_system_and_groups(tmp_path):
 def test_limits_of_this_process():
     """The files of this process give plausible values."""
     assert 1 <= num_cores() <= ALL and memory_of_machine() >= available_memory() > 1 << 26
+
+
+def test_private_caches_and_nodes(tmp_path):
+    """The largest cache that only the core and its sibling threads use; the cores of a node."""
+    cpu = tmp_path / f"sys/devices/system/cpu/cpu{min(os.sched_getaffinity(0))}"
+    caches = {"0": ("Data", "32K", "0,4"), "1": ("Instruction", "9M", "0,4"), "2": ("Unified", "2M", "0,4")}
+    caches["3"] = ("Unified", "64M", "0-7")
+    assert private_cache_bytes(tmp_path) == 0
+    (cpu / "topology").mkdir(parents=True)
+    (cpu / "topology/thread_siblings_list").write_text("0,4\n")
+    for index, (kind, size, shared) in caches.items():
+        folder = cpu / "cache" / f"index{index}"
+        folder.mkdir(parents=True)
+        for name, value in (("type", kind), ("size", size), ("shared_cpu_list", shared)):
+            (folder / name).write_text(f"{value}\n")
+    assert private_cache_bytes(tmp_path) == 2 << 20
+    node = tmp_path / "sys/devices/system/node/node1"
+    node.mkdir(parents=True)
+    (node / "cpulist").write_text("4-6,9\n")
+    assert cores_of_node(1, tmp_path) == (4, 5, 6, 9) and cores_of_node(0, tmp_path) == ()

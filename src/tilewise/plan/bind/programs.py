@@ -11,6 +11,7 @@ from tilewise.plan.classes import DeviceNumbers
 from tilewise.plan.lower import Variants
 from tilewise.plan.memory import OFFLOADED
 from tilewise.plan.place import Placement
+from tilewise.plan.policy import PolicyRules
 from tilewise.plan.schedule import Scheduled
 
 __all__ = ["Bound", "bind", "phases_of_programs"]
@@ -39,7 +40,8 @@ def bind(scheduled: Scheduled, lowered: Variants, placements: Sequence[Placement
     """
     binder = Binder(scheduled.tensors, lowered.variants, [placement.buffers for placement in placements])
     outside = binder.outside()
-    calls = [[binder.use(use) for use in uses] for uses in lowered.uses]
+    rules = PolicyRules(scheduled.shapes.settings.policy, scheduled.shapes.settings.workers_per_device)
+    calls = [[rules.placed(binder.use(use), use.segment) for use in uses] for uses in lowered.uses]
     runs = [lowered.uses]
     # all microbatches' forward passes in a row, an order that no step has
     if scheduled.shapes.settings.accumulation > 1:
@@ -47,7 +49,8 @@ def bind(scheduled: Scheduled, lowered: Variants, placements: Sequence[Placement
     programs = [_programs(scheduled, stage, lowered, calls[stage]) for stage in range(len(placements))]
     numbers, classes = DeviceNumbers(scheduled.shapes), scheduled.classes
     numbers.take(lowered.numbers)
-    templates = [[v.templates[c] for v in lowered.variants] for c in range(len(classes))]
+    templates = [[rules.hinted(v.templates[c]) for v in lowered.variants] for c in range(len(classes))]
+    rules.require_matches()
     if scheduled.shapes.mesh.num_devices > 1:
         copies, call = binder.broadcast(numbers)
         programs = [{**of_stage, "broadcast": (call,)} for of_stage in programs]
