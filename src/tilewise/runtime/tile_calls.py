@@ -17,13 +17,13 @@ from tilewise._native.tiles import PackedTile, find, run
 from tilewise._native.tiles import submit as submit_native
 from tilewise.core.errors import ConfigError
 from tilewise.core.validation import Validator
+from tilewise.ir.policy import TaskExecutionHints
 from tilewise.kernels import pack_weight
 from tilewise.runtime.buffers import Buffer, Region
 from tilewise.runtime.events import Event
 from tilewise.runtime.extras import extras_of
 from tilewise.runtime.handles import TaskHandle
 from tilewise.runtime.kernels import WorkerType
-from tilewise.runtime.params import TaskExecutionHints
 from tilewise.runtime.runtime import Runtime
 
 __all__ = ["PackedTile", "TaskOptions", "Tile", "find_kernel", "joined", "pack", "run", "submit"]
