@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tilewise.comm import active_group
 from tilewise.core.dtypes import dtype
@@ -19,6 +20,7 @@ from tilewise.core.validation import Validator
 from tilewise.ir.policy import ExecutionPolicy, TaskExecutionHints
 from tilewise.ir.program import TaskHints, TensorEntry, upper
 from tilewise.plan import PlanTables
+from tilewise.runtime import Program
 from tilewise.session.assemble import assemble_program
 from tilewise.strategy import DistributionStrategy
 
@@ -45,8 +47,8 @@ class _Tasks(NamedTuple):
     """
 
     hints: list[tuple[TaskHints, int | None, int]]
-    accesses: np.ndarray
-    views: np.ndarray
+    accesses: NDArray[np.int64]
+    views: NDArray[np.int64]
 
 
 class ExecutionContext:
@@ -196,7 +198,7 @@ class ExecutionContext:
         return entry.offset + row * rows * row_bytes, entry.offset + last * row_bytes
 
     @cached_property
-    def _native(self):  # type: ignore[no-untyped-def]
+    def _native(self) -> Program:
         return assemble_program(self.plan)
 
     def _tasks_of(self, device: int) -> _Tasks:
