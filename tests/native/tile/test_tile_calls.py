@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tilewise.kernels.declared import DECLARED
 
 from native.kernels.table_calls import integers_of
 from native.tile.table_tiles import (
@@ -23,7 +24,6 @@ from native.tile.table_tiles import (
 )
 from tilewise import tile
 from tilewise.core.errors import ConfigError, ShapeError, TaskFailed
-from tilewise.kernels.declared import DECLARED
 from tilewise.kernels.isa import run
 from tilewise.runtime import InOut, Input, Output, Runtime, TaskExecutionHints, TaskGroup
 
