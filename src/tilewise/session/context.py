@@ -76,8 +76,8 @@ class ExecutionContext:
         >>> y = graph.output(graph.scale(x, 2.0), "y")
         >>> policy = ExecutionPolicy("explicit", workers={"scale": 1})
         >>> context = graph.plan({"dp": 2}, workers_per_device=2, policy=policy).context()
-        >>> context.num_tiles("x"), context.get_tile_node("x", 1), context.get_tile_worker("x", 1)
-        (2, 1, 1)
+        >>> context.num_tiles("x"), context.get_tile_node("x", 2), context.get_tile_worker("x", 2)
+        (4, 1, 1)
     """
 
     def __init__(self, plan: Plan | PlanTables) -> None:

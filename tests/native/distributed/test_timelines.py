@@ -46,7 +46,7 @@ INACCURATE_NS = 20_000_000  # half a round trip while two processes share a core
 
 def are_within(rows, begun, ended):
     """Whether tasks ran between two times, as far as can be known."""
-    at = [time for row in rows for time in row[4:] if time]
+    at = [time for row in rows for time in row[4:8] if time]
     return all(row[6] and row[7] >= row[6] for row in rows) and (
         begun - INACCURATE_NS < min(at) and max(at) < ended + INACCURATE_NS
     )

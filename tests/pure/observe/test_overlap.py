@@ -159,7 +159,7 @@ def programs(draw):
             now = start + draw(st.integers(0, 9_000))
             row = place // workers, place % workers, draw(st.sampled_from(labels)), 0
             rows.append((*row, draw(st.integers(0, ready)), ready, start, now))
-    rows = [(*row[:4], *(time + 1 for time in row[4:])) for row in rows]
+    rows = [(*row[:4], *(time + 1 for time in row[4:8]), *row[8:]) for row in rows]
     hosts = draw(st.sampled_from([(), tuple(range(num_devices)), (0,) * num_devices]))
     return Trace.of_program(rows, workers, hosts=hosts, clock_error_ns=draw(st.sampled_from([0, 500])))
 
