@@ -245,6 +245,7 @@ def test_plan_with_empty_shards_round_trips(tmp_path):
     assert results[0] == results[1]
 
 
+@pytest.mark.slow
 def test_checkpoint_continues_over_other_shards(tmp_path):
     """From one device over several meshes and back: equal to an uninterrupted run to the bit."""
     strategies = [

@@ -296,6 +296,7 @@ def test_results_that_skip_stages_equal_one_device(schedule, stages):
     assert report.equal, report.text
 
 
+@pytest.mark.slow
 def test_state_moves_between_meshes():
     """A pipeline's state continues on any mesh, and the other way round, with the same bits."""
     model = config(num_hidden_layers=LAYERS)

@@ -339,6 +339,7 @@ UNITS = [  # options, and calls of a forward pass
 ]
 
 
+@pytest.mark.slow
 def test_units_are_gathered_together():
     """As configured, or by size; the same bits."""
     model = model_of(num_hidden_layers=5)
@@ -519,6 +520,7 @@ def test_mesh_without_the_axes_of_shards_is_rejected():
     graph.plan({"fsdp": 2})
 
 
+@pytest.mark.slow
 def test_more_than_sixteen_devices():
     """With so many devices that the proof of order uses classes where it can: equal to one device to the bit."""
     model, axes = config(num_hidden_layers=1, vocab_size=1200), {"dp": 3, "fsdp": 6}

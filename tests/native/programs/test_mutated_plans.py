@@ -47,8 +47,11 @@ PLANS = {
     "hybrid_shards": ({"dp": 2, "fsdp": 2}, {"accumulation": 2, "batch_splits": 8}, {}),
 }
 
-LARGE = [pytest.param(name, marks=pytest.mark.slow) for name in ("hybrid_shards", "shards", "empty_shards")]
-SOME = ["dp2tp2", "shared_kv", "accumulated", "rings", "files_of_two", *LARGE]
+LARGE = [
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in ("dp2tp2", "shared_kv", "hybrid_shards", "shards", "empty_shards")
+]
+SOME = ["tp2", "accumulated", "rings", "files_of_two", *LARGE]
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The quick starts of NNTile's design run as a user would start them."""
+"""The quick start of NNTile's design with weights from a file; tests/native/test_examples.py runs the others."""
 
 from __future__ import annotations
 
@@ -35,10 +35,3 @@ def test_a_block_with_weights_from_pytorch(tmp_path):
     printed = run("17_transformer_block.py", tmp_path / "checkpoint.pt")
     assert "(8, 16, 64)" in printed
     assert abs(float(printed.split()[-1]) - out.square().mean().item()) < 2e-3
-    assert "output (8, 16, 64)" in run("17_transformer_block.py")
-
-
-def test_a_program_of_version_1():
-    """Forward and backward, at once and in the background."""
-    lines = run("18_migrated_from_version_1.py").splitlines()
-    assert "gradient (16, 32)" in lines[0] and lines[1].startswith("loss ")

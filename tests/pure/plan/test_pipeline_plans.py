@@ -151,7 +151,7 @@ def test_weights_are_not_in_flight():
 def test_layers_are_divided_once(axes):
     """Near every vocabulary with which the last stage loses a layer, later passes do not divide differently."""
     divisions = set()
-    for vocabulary in range(128, 2048, 128):
+    for vocabulary in range(128, 2048, 256):
         plan = planned(2, 2, axes=axes, vocabulary=vocabulary, divided=6)
         layers = [op for op in plan.graph.ops if op.op == "call" and op.phase == "forward"]
         places = [plan.layout.stages.ops[op.id] for op in layers if op.label.startswith("layers.")]
