@@ -68,6 +68,7 @@ def test_two_processes_are_on_two_hosts(two_hosts):
     assert os.uname().nodename not in two_hosts.names
 
 
+@pytest.mark.slow
 def test_words_are_passed_unchanged(two_hosts):
     """Spaces, quotes and dollars too, on both hosts; the exit code is returned."""
     odd = ["a  b", "$HOME", "'q\" *", "", ";exit 3"]

@@ -40,6 +40,7 @@ def plan(pool, axes=None, accumulation=1, layers=17, recompute="none"):
     return plan_graph(graph, axes or {}, accumulation, pool=pool)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{"recompute": ["layers.1*", "layers.*/rms_norm"]}, {"axes": {"dp": 2}, "accumulation": 2}],
