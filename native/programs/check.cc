@@ -206,7 +206,7 @@ class Checks {
     }
   }
 
-  /// The executor's number of workers is not known yet, so the highest one becomes a need.
+  /// Requires an executor with more workers than the highest number of one: the executor does not exist yet.
   void check_hints(const TaskHints& hints, const std::string& place) {
     for (int64_t worker : hints.workers) {
       check<ArgumentError>(worker >= 0 && worker < tasks::Embedded::kMaxWorkers,

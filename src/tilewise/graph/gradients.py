@@ -22,7 +22,8 @@ from tilewise.core.dtypes import DTYPES
 from tilewise.core.errors import InternalError, PlanError, ShapeError
 from tilewise.core.frozen import FrozenMap
 from tilewise.core.validation import Validator, shown
-from tilewise.graph.builder import SEED, GraphBuilder
+from tilewise.graph.builder import GraphBuilder
+from tilewise.graph.declarations import SEED
 from tilewise.graph.draft import GraphDraft
 from tilewise.graph.passes import drop_dead_ops
 from tilewise.ir.counts import counts

@@ -7,9 +7,7 @@ says otherwise. Dims may be counted from the end: -1 is the last one.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from math import prod
 from typing import Any
 
@@ -20,10 +18,10 @@ from tilewise.core.dtypes import MAX_F32
 from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.core.errors import ShapeError
 from tilewise.core.validation import Validator, shown
-from tilewise.graph.draft import GraphDraft
+from tilewise.graph.declarations import Declarations, is_dropout_key
 from tilewise.ir.graph import TensorNode, TensorSpec
 
-__all__ = ["Operand", "TensorMethods", "fixed_sizes", "is_dropout_key"]
+__all__ = ["Operand", "TensorMethods", "fixed_sizes"]
 
 Operand = TensorNode | float
 """A tensor of the graph, or a number."""
@@ -31,27 +29,11 @@ Operand = TensorNode | float
 Dims = int | Sequence[int] | None
 """A dim, some dims, or None for all."""
 
-_DROPOUT_KEY = re.compile(r"(.+\.)?dropout\.key\d+")
 _validate = Validator("graph", ShapeError)
 
 
-def is_dropout_key(name: str) -> bool:
-    """Whether a name is that of the key of a call of dropout, an input that the instance computes."""
-    return _DROPOUT_KEY.fullmatch(name) is not None
-
-
-class TensorMethods:
+class TensorMethods(Declarations):
     """The part of `GraphBuilder` for tensors of any shape."""
-
-    draft: GraphDraft
-
-    def op(self, name: str, inputs: Sequence[TensorNode | None], **attrs: Any) -> list[TensorNode]:
-        """Append an op by name (`GraphBuilder.op`)."""
-        raise NotImplementedError
-
-    def all_or_nothing(self) -> AbstractContextManager[None]:
-        """A `with` block whose declarations and ops are removed if it raises."""
-        return self.draft.all_or_nothing()
 
     # ---- arithmetic ---------------------------------------------------------------------------------------
 
@@ -321,12 +303,6 @@ class TensorMethods:
         is_batch = counts_batch(labels[0])
         own = [labels[0] if is_batch else None, *[None] * (len(shape) - 1)]
         return self.constant(value, name=name, labels=own, storage="scalars")
-
-    def constant(
-        self, value: np.ndarray, name: str, *, labels: Sequence[DimLabel | None] = (), storage: str = "rows"
-    ) -> TensorNode:
-        """Declare a constant (`GraphBuilder.constant`)."""
-        raise NotImplementedError
 
     # ---- shapes -------------------------------------------------------------------------------------------
 

@@ -15,8 +15,8 @@ from tilewise.core.errors import ShapeError
 from tilewise.core.frozen import FrozenMap
 from tilewise.core.validation import Validator, shown
 from tilewise.graph.builder import GraphBuilder
+from tilewise.graph.declarations import is_dropout_key
 from tilewise.graph.draft import Declared, DraftedLayer, GraphDraft
-from tilewise.graph.methods import is_dropout_key
 from tilewise.graph.passes import simplify
 from tilewise.ir.counts import counts
 from tilewise.ir.graph import Template, TensorNode, TensorSpec

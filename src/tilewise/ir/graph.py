@@ -205,8 +205,8 @@ class TensorSpec:
             _validate.choice("TensorSpec", "init", init, INITS)
         if type(init_scale) is not float or not 0.0 <= init_scale <= 1e6:
             _validate.number("TensorSpec", "init_scale", init_scale, 0.0, 1e6)
-        asked = None if dist_hint is None else as_tensor_layout("TensorSpec", dist_hint, len(shape), name)
-        family = TensorFamily((shape, dtype, labels, storage, tile_hint), init, init_scale, dist_hint=asked)
+        layout = None if dist_hint is None else as_tensor_layout("TensorSpec", dist_hint, len(shape), name)
+        family = TensorFamily((shape, dtype, labels, storage, tile_hint), init, init_scale, dist_hint=layout)
         _put(self, "family", family)
         _put(self, "stem", name)
         elements = prod(shape) if is_plain else prod(upper_bound(size) for size in shape)

@@ -172,12 +172,12 @@ class PolicyRules:
         for entry in self.entries:
             if entry.pattern in self._matched:
                 continue
-            near = get_close_matches(entry.pattern, self._names, 1)
+            closest = get_close_matches(entry.pattern, self._names, 1)
             _validate.invalid(
                 "policy",
                 "a pattern of the policy must match a layer, a template or an op",
                 f"{entry.pattern!r}, which matches none",
-                f"did you mean {near[0]!r}?" if near else "see the labels in print(graph.complete())",
+                f"did you mean {closest[0]!r}?" if closest else "see the labels in print(graph.complete())",
             )
 
 

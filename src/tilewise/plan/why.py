@@ -41,12 +41,12 @@ def explain_why(plan: PlanTables, name: str) -> str:
     if uses:
         return " ".join(uses)
     names = [*plan.graph.outputs, *(t.spec.name for t in plan.graph.tensors if t.spec.name)]
-    near = nearest(name, [*names, *(op.label for op in plan.graph.ops)]) if isinstance(name, str) else None
+    closest = nearest(name, [*names, *(op.label for op in plan.graph.ops)]) if isinstance(name, str) else None
     _validate.invalid(
         "why",
         "a name must be that of a tensor, a layer or an op of the graph",
         repr(name),
-        f"did you mean {near!r}?" if near else "see the names in print(plan.graph)",
+        f"did you mean {closest!r}?" if closest else "see the names in print(plan.graph)",
     )
 
 

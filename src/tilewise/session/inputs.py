@@ -16,7 +16,7 @@ from tilewise.core.dims import Dim, Size, upper_bound
 from tilewise.core.dtypes import DTYPES, DType, is_float
 from tilewise.core.errors import ShapeError, TilewiseError
 from tilewise.core.validation import Validator, shown
-from tilewise.graph.builder import INV_COUNT, POSITIONS, is_own_name
+from tilewise.graph.declarations import INV_COUNT, POSITIONS, is_own_name
 from tilewise.graph.ops.loss import CrossEntropy
 from tilewise.ir.graph import Graph, TensorSpec
 from tilewise.ir.op import bind

@@ -181,11 +181,11 @@ def _made_ahead(values: Sequence[tuple[str, Tensor]]) -> Iterator[tuple[str, NDA
     """
     count = min(_NUM_AHEAD, len(values))
     with ThreadPoolExecutor(max(1, count), thread_name_prefix="making weights") as pool:
-        ahead = deque(pool.submit(as_array, "loading", *named) for named in values[:count])
+        conversions = deque(pool.submit(as_array, "loading", *named) for named in values[:count])
         for place, (name, _) in enumerate(values):
-            array = ahead.popleft().result()
+            array = conversions.popleft().result()
             if place + count < len(values):
-                ahead.append(pool.submit(as_array, "loading", *values[place + count]))
+                conversions.append(pool.submit(as_array, "loading", *values[place + count]))
             yield name, array
 
 

@@ -17,7 +17,7 @@ from tilewise.core.dims import Dim, Size, upper_bound
 from tilewise.core.errors import PlanError
 from tilewise.core.validation import Validator, shown
 from tilewise.graph import GraphBuilder
-from tilewise.graph.builder import SEED
+from tilewise.graph.declarations import SEED
 from tilewise.graph.draft import GraphDraft
 from tilewise.ir.digest import digest_computation
 from tilewise.ir.graph import Graph, TensorSpec

@@ -192,22 +192,22 @@ def plan_within_memory(
         LayoutError, PlanError, ShapeError: as `ComputeGraph.plan`.
     """
     made, request = plan_inputs(inputs, pool, progress), inputs.request
-    asked, decided = request.options.policy, made.settings.policy
+    requested, decided = request.options.policy, made.settings.policy
     decisions = []
-    if asked.placement != decided.placement:
-        decisions.append(f"placement {asked.placement} became {decided.placement}")
-    if not asked.enable_offloading:
+    if requested.placement != decided.placement:
+        decisions.append(f"placement {requested.placement} became {decided.placement}")
+    if not requested.enable_offloading:
         return made, inputs._replace(decisions=tuple(decisions))
-    memory = asked.device_memory_bytes or memory_of_machine() // made.mesh.num_devices
+    memory = requested.device_memory_bytes or memory_of_machine() // made.mesh.num_devices
     for kind in _OFFLOADED_FIRST:
         need = max(usage["total"] for usage in made.estimate_memory_usage())
-        if need <= asked.offload_threshold * memory:
+        if need <= requested.offload_threshold * memory:
             break
         if kind in request.options.offloaded:
             continue
         options = replace(request.options, offloaded=request.options.offloaded | {kind})
         more = replace(request, options=options)
-        limit = f"{asked.offload_threshold:.0%} of {format_bytes(memory)}"
+        limit = f"{requested.offload_threshold:.0%} of {format_bytes(memory)}"
         try:
             made = plan_inputs(inputs._replace(request=more), pool, progress)
         except NothingToOffload:

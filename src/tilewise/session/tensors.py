@@ -23,8 +23,7 @@ from tilewise.core.dtypes import is_float
 from tilewise.core.errors import CheckpointError, PlanError, ShapeError
 from tilewise.core.limits import num_cores
 from tilewise.core.validation import Validator
-from tilewise.graph.builder import INV_COUNT, POSITIONS
-from tilewise.graph.methods import is_dropout_key
+from tilewise.graph.declarations import INV_COUNT, POSITIONS, is_dropout_key
 from tilewise.ir.graph import TensorSpec
 from tilewise.optim.optimizer import Optimizer, master_name, state_name
 from tilewise.plan import PlanTables

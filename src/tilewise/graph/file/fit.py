@@ -16,9 +16,9 @@ from tilewise.core.dtypes import DTYPES
 from tilewise.core.errors import TilewiseError
 from tilewise.core.validation import shown
 from tilewise.files.reading import Unreadable
-from tilewise.graph.builder import INV_COUNT, POSITIONS, SEED, GraphBuilder, is_own_name
+from tilewise.graph.builder import GraphBuilder
+from tilewise.graph.declarations import INV_COUNT, POSITIONS, SEED, is_dropout_key, is_own_name
 from tilewise.graph.file.content import Definition
-from tilewise.graph.methods import is_dropout_key
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
 from tilewise.ir.hints import as_tensor_layout
 from tilewise.ir.op import check_call, results_of_call
