@@ -180,17 +180,7 @@ class Conv2d:
     bias: bool = True
 
     def __call__(self, x: TensorNode) -> TensorNode:
-        return layers.conv2d(
-            _graph(x),
-            x,
-            self.name,
-            self.out_channels,
-            self.kernel_size,
-            stride=self.stride,
-            padding=self.padding,
-            dilation=self.dilation,
-            bias=self.bias,
-        )
+        return layers.conv2d(_graph(x), x, **vars(self))
 
 
 @dataclass(frozen=True)
@@ -206,14 +196,4 @@ class Conv1d:
     bias: bool = True
 
     def __call__(self, x: TensorNode) -> TensorNode:
-        return layers.conv1d(
-            _graph(x),
-            x,
-            self.name,
-            self.out_channels,
-            self.kernel_size,
-            stride=self.stride,
-            padding=self.padding,
-            dilation=self.dilation,
-            bias=self.bias,
-        )
+        return layers.conv1d(_graph(x), x, **vars(self))

@@ -182,28 +182,6 @@ class Select(Op):
 
 
 @register
-class SigmoidBackward(Op):
-    """Gradient of `sigmoid`, from its result y."""
-
-    name = "sigmoid_backward"
-    dy: int = operand("...", packed=True)
-    y: int = operand("...", packed=True)
-    dx: int = result(like="dy", in_place="dy")
-
-
-@register
-class Sigmoid(_Unary):
-    """`1 / (1 + exp(-x))`."""
-
-    name = "sigmoid"
-
-    def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
-        """From the result."""
-        (dx,) = tape.op(SigmoidBackward(dy=incoming(self, grads), y=tape.use(self.out)))
-        return {"x": dx}
-
-
-@register
 class Exp(_Unary):
     """`e ** x`."""
 
@@ -250,27 +228,6 @@ class Power(_Unary):
             return {"x": incoming(self, grads)}
         (slope,) = tape.op(Power(x=tape.use(self.x), exponent=self.exponent - 1))
         return {"x": tape.scale(tape.multiply(incoming(self, grads), slope), self.exponent)}
-
-
-@register
-class AbsBackward(Op):
-    """Gradient of `abs`: dy times the sign of x."""
-
-    name = "abs_backward"
-    dy: int = operand("...", packed=True)
-    x: int = operand("...", packed=True)
-    dx: int = result(like="dy", in_place="dy")
-
-
-@register
-class Abs(_Unary):
-    """The absolute value."""
-
-    name = "abs"
-
-    def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
-        """From the operand."""
-        return {"x": tape.op(AbsBackward(dy=incoming(self, grads), x=tape.use(self.x)))[0]}
 
 
 @register

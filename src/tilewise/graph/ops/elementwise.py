@@ -65,7 +65,7 @@ class Scale(Op):
 
 
 class _Slope(Op):
-    """Base of the gradients of activations: dy times the slope at x."""
+    """Base of the gradients of functions of one element: dy times the slope at x."""
 
     dy: int = operand("...", packed=True)
     x: int = operand("...", packed=True)
@@ -73,7 +73,7 @@ class _Slope(Op):
 
 
 class _Activation(Op):
-    """Base of activations whose gradient is computed from the operand."""
+    """Base of functions whose gradient is computed from the operand."""
 
     slope: ClassVar[type[_Slope]]
     x: int = operand("...", packed=True)
@@ -83,6 +83,21 @@ class _Activation(Op):
         """From the operand."""
         (dx,) = tape.op(self.slope(dy=incoming(self, grads), x=tape.use(self.x)))
         return {"x": dx}
+
+
+@register
+class AbsBackward(_Slope):
+    """Gradient of `abs`: dy times the sign of x."""
+
+    name = "abs_backward"
+
+
+@register
+class Abs(_Activation):
+    """The absolute value."""
+
+    name = "abs"
+    slope = AbsBackward
 
 
 class _GateSlope(Op):
@@ -200,28 +215,54 @@ class GeluTanhGate(_Gate):
     slope = GeluTanhGateBackward
 
 
-@register
-class TanhBackward(Op):
-    """Gradient of `tanh`, from its result y."""
+class _SlopeOfResult(Op):
+    """Base of the gradients of functions whose slope follows from their result y."""
 
-    name = "tanh_backward"
     dy: int = operand("...", packed=True)
     y: int = operand("...", packed=True)
     dx: int = result(like="dy", in_place="dy")
 
 
-@register
-class Tanh(Op):
-    """The hyperbolic tangent."""
+class _FromResult(Op):
+    """Base of functions whose slope follows from their result. `slope` is the op of the gradient."""
 
-    name = "tanh"
+    slope: ClassVar[type[_SlopeOfResult]]
     x: int = operand("...", packed=True)
     out: int = result(like="x")
 
     def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
         """From the result."""
-        (dx,) = tape.op(TanhBackward(dy=incoming(self, grads), y=tape.use(self.out)))
-        return {"x": dx}
+        return {"x": tape.op(self.slope(dy=incoming(self, grads), y=tape.use(self.out)))[0]}
+
+
+@register
+class TanhBackward(_SlopeOfResult):
+    """Gradient of `tanh`."""
+
+    name = "tanh_backward"
+
+
+@register
+class Tanh(_FromResult):
+    """The hyperbolic tangent."""
+
+    name = "tanh"
+    slope = TanhBackward
+
+
+@register
+class SigmoidBackward(_SlopeOfResult):
+    """Gradient of `sigmoid`."""
+
+    name = "sigmoid_backward"
+
+
+@register
+class Sigmoid(_FromResult):
+    """`1 / (1 + exp(-x))`."""
+
+    name = "sigmoid"
+    slope = SigmoidBackward
 
 
 @register
@@ -260,56 +301,56 @@ class Softcap(Op):
 # ---- rows and types ----------------------------------------------------------------------------------------
 
 
-@register
-class SoftmaxBackward(Op):
-    """Gradient of `softmax`, from its result y."""
+class _RowBackward(Op):
+    """Base of gradients of ops over the last dim, from their result y."""
 
-    name = "softmax_backward"
     whole = "d"
     dy: int = operand("... d")
     y: int = operand("... d")
     dx: int = result(like="dy")
 
 
+class _OverRow(Op):
+    """Base of ops over the last dim. `slope` is the op of the gradient."""
+
+    whole = "d"
+    slope: ClassVar[type[_RowBackward]]
+    x: int = operand("... d")
+    y: int = result(like="x")
+
+    def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
+        """From the result."""
+        return {"x": tape.op(self.slope(dy=incoming(self, grads), y=tape.use(self.y)))[0]}
+
+
 @register
-class Softmax(Op):
+class SoftmaxBackward(_RowBackward):
+    """Gradient of `softmax`."""
+
+    name = "softmax_backward"
+
+
+@register
+class Softmax(_OverRow):
     """`exp(x - max) / sum` over the last dim."""
 
     name = "softmax"
-    whole = "d"
-    x: int = operand("... d")
-    y: int = result(like="x")
-
-    def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
-        """From the result."""
-        (dx,) = tape.op(SoftmaxBackward(dy=incoming(self, grads), y=tape.use(self.y)))
-        return {"x": dx}
+    slope = SoftmaxBackward
 
 
 @register
-class LogSoftmaxBackward(Op):
-    """Gradient of `log_softmax`, from its result y."""
+class LogSoftmaxBackward(_RowBackward):
+    """Gradient of `log_softmax`."""
 
     name = "log_softmax_backward"
-    whole = "d"
-    dy: int = operand("... d")
-    y: int = operand("... d")
-    dx: int = result(like="dy")
 
 
 @register
-class LogSoftmax(Op):
+class LogSoftmax(_OverRow):
     """`x - max - log(sum(exp(x - max)))` over the last dim."""
 
     name = "log_softmax"
-    whole = "d"
-    x: int = operand("... d")
-    y: int = result(like="x")
-
-    def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
-        """From the result."""
-        (dx,) = tape.op(LogSoftmaxBackward(dy=incoming(self, grads), y=tape.use(self.y)))
-        return {"x": dx}
+    slope = LogSoftmaxBackward
 
 
 @register

@@ -25,7 +25,7 @@ from tilewise.ir.op import Gradients, Op, Partial, Specs, operand, operands, opt
 from tilewise.ir.program import Number, NumberLike
 from tilewise.ir.tape import Gradient, Tape, Term, terms_of
 
-__all__ = ["LinearTerm", "LinearWeightGradient", "contraction_label"]
+__all__ = ["LinearTerm", "LinearWeightGradient", "contraction_label", "lower_rows_product"]
 
 MAX_TERMS = 16  # kMaxTerms of native/kernels/product.h
 _FEWEST_BYTES = 1 << 16  # least bytes of weights per task, if tasks share a product by columns
@@ -175,6 +175,28 @@ def _num_bytes(weights: Sequence[Ref], columns: int, transpose: bool) -> int:
     return sum(columns * k * DTYPES[w.dtype].itemsize for k, w in zip(contracted, weights))
 
 
+def lower_rows_product(low: Lowering, rows: int, cols: int, out: int) -> None:
+    """`rowsᵀ · cols`: one task per block of rows of the result, over all batch splits of this device. Then the
+    reduction over the devices that share the batch.
+    """
+    target = low.accumulator(out)
+    low.emit(
+        "matmul_dw",
+        over=target.ref,
+        step=target.ref.tile_rows,
+        dtype=low.spec(rows).dtype.name,
+        tiles={
+            "out": low.row(target.ref),
+            "dy": low.col(rows),
+            "x": low.whole(cols),
+            "carry": [low.row(c) for c in target.carries],
+        },
+        ints={"split_rows": low.split_rows, "vocab_begin": 0, "padded_len": low.padded_len},
+        priority=-1,
+    )
+    low.finish_accumulation(target)
+
+
 @register
 class LinearWeightGradient(Op):
     """Gradient of a weight in fp32, `rowsᵀ · cols`: a contraction over tokens, batch split by batch
@@ -189,25 +211,8 @@ class LinearWeightGradient(Op):
     dw: int = result(like="w", dtype="f32", accumulates=True)
 
     def lower(self, low: Lowering) -> None:
-        """One task per block of weight rows, over all batch splits of this device. Then the
-        reduction over the devices that share the batch.
-        """
-        target = low.accumulator(self.dw)
-        low.emit(
-            "matmul_dw",
-            over=target.ref,
-            step=target.ref.tile_rows,
-            dtype=low.spec(self.w).dtype.name,
-            tiles={
-                "out": low.row(target.ref),
-                "dy": low.col(self.rows),
-                "x": low.whole(self.cols),
-                "carry": [low.row(c) for c in target.carries],
-            },
-            ints={"split_rows": low.split_rows, "vocab_begin": 0, "padded_len": low.padded_len},
-            priority=-1,
-        )
-        low.finish_accumulation(target)
+        """See `lower_rows_product`."""
+        lower_rows_product(low, self.rows, self.cols, self.dw)
 
 
 @register

@@ -181,14 +181,31 @@ class Permute(_View):
         self._lower(low, elements)
 
 
+class _Resized(_View):
+    """Base of ops that change the sizes of some dims, which then are whole and have no label."""
+
+    source: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def dims(self, spec: Specs) -> Mapping[str, str]:
+        """Dims that are not changed have one name."""
+        names = named(self.source)
+        changed = [n if s == m else f"new_{n}" for n, s, m in zip(names, self.source, self.shape)]
+        return {"x": " ".join(names), "out": " ".join(changed)}
+
+    def results(self, spec: Specs) -> list[TensorSpec]:
+        """The new sizes."""
+        x = spec(self.x)
+        labels = [label if s == m else None for label, s, m in zip(x.labels, self.source, self.shape)]
+        return [result_spec(x, self.shape, labels)]
+
+
 @register
-class Slice(_View):
+class Slice(_Resized):
     """Elements `[begin, begin + shape)` of every dim."""
 
     name = "slice_dims"
-    source: tuple[int, ...]
     begin: tuple[int, ...]
-    shape: tuple[int, ...]
 
     def check(self, spec: Specs) -> None:
         """The ranges lie in x."""
@@ -201,18 +218,6 @@ class Slice(_View):
         require(
             fits, self.name, f"takes {list(self.shape)} elements from {list(self.begin)} on, inside of x", x
         )
-
-    def dims(self, spec: Specs) -> Mapping[str, str]:
-        """Dims that are not cut have one name."""
-        names = named(self.source)
-        cut = [n if s == m else f"cut_{n}" for n, s, m in zip(names, self.source, self.shape)]
-        return {"x": " ".join(names), "out": " ".join(cut)}
-
-    def results(self, spec: Specs) -> list[TensorSpec]:
-        """The new sizes; a dim that is cut has no label."""
-        x = spec(self.x)
-        labels = [label if s == m else None for label, s, m in zip(x.labels, self.source, self.shape)]
-        return [result_spec(x, self.shape, labels)]
 
     def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
         """dy, and zeros elsewhere."""
@@ -232,13 +237,11 @@ class Slice(_View):
 
 
 @register
-class Pad(_View):
+class Pad(_Resized):
     """x inside of a larger tensor, from index `before` on; the other elements are `value`."""
 
     name = "pad"
-    source: tuple[int, ...]
     before: tuple[int, ...]
-    shape: tuple[int, ...]
     value: float
 
     def check(self, spec: Specs) -> None:
@@ -252,18 +255,6 @@ class Pad(_View):
         )
         is_number = x.dtype.name != "i32" or self.value == int(self.value)
         require(is_number, self.name, f"the value must be a number of x's type, not {self.value}", x)
-
-    def dims(self, spec: Specs) -> Mapping[str, str]:
-        """Dims that are not padded have one name."""
-        names = named(self.source)
-        padded = [n if s == m else f"padded_{n}" for n, s, m in zip(names, self.source, self.shape)]
-        return {"x": " ".join(names), "out": " ".join(padded)}
-
-    def results(self, spec: Specs) -> list[TensorSpec]:
-        """The new sizes; a padded dim has no label."""
-        x = spec(self.x)
-        labels = [label if s == m else None for label, s, m in zip(x.labels, self.source, self.shape)]
-        return [result_spec(x, self.shape, labels)]
 
     def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
         """The part of dy that x has."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from tilewise.core.errors import PlanError
 from tilewise.graph.ops.common import incoming, require
 from tilewise.graph.ops.items import ElementMap, Items, require_dims
+from tilewise.graph.ops.linear import lower_rows_product
 from tilewise.ir.graph import TensorSpec
 from tilewise.ir.layout import BATCH_SPLITS, in_space
 from tilewise.ir.lowering import Lowering
@@ -151,25 +152,8 @@ class RowsMatmulGradient(Op):
     out: int = result("n k", dtype="f32", storage="packed", accumulates=True)
 
     def lower(self, low: Lowering) -> None:
-        """One task per block of rows of the result, over all batch splits of this device. Then the
-        reduction over the devices that share the batch.
-        """
-        target = low.accumulator(self.out)
-        low.emit(
-            "matmul_dw",
-            over=target.ref,
-            step=target.ref.tile_rows,
-            dtype=low.spec(self.rows).dtype.name,
-            tiles={
-                "out": low.row(target.ref),
-                "dy": low.col(self.rows),
-                "x": low.whole(self.cols),
-                "carry": [low.row(c) for c in target.carries],
-            },
-            ints={"split_rows": low.split_rows, "vocab_begin": 0, "padded_len": low.padded_len},
-            priority=-1,
-        )
-        low.finish_accumulation(target)
+        """See `lower_rows_product`."""
+        lower_rows_product(low, self.rows, self.cols, self.out)
 
 
 @register
