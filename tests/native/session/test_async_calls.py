@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parents[2] / "ranks"))
 from small_llama import batches, config, training_graph
 
+from support.blocked_executor import BlockedExecutor
 from tilewise.core import NotFinite, PlanError, ShapeError, TaskFailed
 from tilewise.runtime import CallHandle, Handle, Runtime, TaskGroup, TaskHandle
 
@@ -48,22 +49,6 @@ def opened():
 def model():
     with opened() as running:
         yield running
-
-
-class BlockedExecutor:
-    """An executor whose runs wait until they are released."""
-
-    def __init__(self, executor):
-        self.executor = executor
-        self.entered, self.leave = threading.Event(), threading.Event()
-
-    def run(self, *arguments):
-        self.entered.set()
-        assert self.leave.wait(60)
-        self.executor.run(*arguments)
-
-    def __getattr__(self, name):
-        return getattr(self.executor, name)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "ranks"))
 from small_llama import batches, config, training_graph
 
+from support.blocked_executor import BlockedExecutor
 from tilewise.core import CheckpointError, NotFinite, PlanError, ShapeError
 
 MODEL = config()
@@ -42,22 +43,6 @@ unchanged = pytest.fixture(opened, scope="module")  # for tests of calls that ch
 
 def state_of(model):
     return {name: value.tobytes() for name, value in model.state_dict().items()}
-
-
-class BlockedExecutor:
-    """An executor whose runs wait until they are released."""
-
-    def __init__(self, executor):
-        self.executor = executor
-        self.entered, self.leave = threading.Event(), threading.Event()
-
-    def run(self, *arguments):
-        self.entered.set()
-        self.leave.wait(30)
-        self.executor.run(*arguments)
-
-    def __getattr__(self, name):
-        return getattr(self.executor, name)
 
 
 CALLS = {
