@@ -206,7 +206,7 @@ class Checks {
     }
   }
 
-  /// Requires an executor with more workers than the highest number of one: the executor does not exist yet.
+  /// Checks the range of workers. Executor::run compares the largest one with the executor's number of workers.
   void check_hints(const TaskHints& hints, const std::string& place) {
     for (int64_t worker : hints.workers) {
       check<ArgumentError>(worker >= 0 && worker < tasks::Embedded::kMaxWorkers,
