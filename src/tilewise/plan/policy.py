@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NamedTuple
 
 from tilewise.core.errors import PlanError
-from tilewise.core.validation import Validator, shown
+from tilewise.core.validation import Validator, nearest, shown
 from tilewise.ir.policy import ExecutionPolicy
 from tilewise.ir.program import NO_HINTS, Call, Instruction, LoweredTemplate, TaskHints
 
@@ -172,12 +171,12 @@ class PolicyRules:
         for entry in self.entries:
             if entry.pattern in self._matched:
                 continue
-            closest = get_close_matches(entry.pattern, self._names, 1)
+            closest = nearest(entry.pattern, self._names)
             _validate.invalid(
                 "policy",
                 "a pattern of the policy must match a layer, a template or an op",
                 f"{entry.pattern!r}, which matches none",
-                f"did you mean {closest[0]!r}?" if closest else "see the labels in print(graph.complete())",
+                f"did you mean {closest!r}?" if closest else "see the labels in print(graph.complete())",
             )
 
 
