@@ -21,6 +21,9 @@ TOOLS   := "scikit-build-core>=0.11" "nanobind>=2.4" "cmake>=3.18" ninja
 LEVELS  := $(VENV)/.levels
 INSTALL := $(PIP) install --no-build-isolation --config-settings=cmake.define.TILEWISE_LEVELS=$$(cat $(LEVELS) 2>/dev/null || echo native)
 
+# Tests are compiled once and not once per run: pytest's rewriting of assertions takes as long as a twentieth of the tests.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test test-slow check format soak bench docs wheel clean
 help:
 	@sed -n '1,5p' Makefile | sed 's/^# //'

@@ -6,9 +6,11 @@ twice the error of PyTorch's own bf16 op against fp64.
 
 from __future__ import annotations
 
+import functools
+import inspect
+
 import ml_dtypes
 import numpy as np
-import pytest
 import torch
 
 from tilewise.kernels.isa import isa_levels
@@ -18,8 +20,37 @@ BF16 = ml_dtypes.bfloat16
 NUMPY = {"f32": np.float32, "bf16": BF16}
 LEVELS = isa_levels()
 FMA_LEVELS = [level for level in LEVELS if level != "baseline"]
-every_level = pytest.mark.parametrize("isa", LEVELS)
-every_dtype = pytest.mark.parametrize("dt", ["f32", "bf16"])
+
+
+def in_turn(names, values):
+    """A test that takes each of the values in turn: as `pytest.mark.parametrize`, in one item of the list of tests.
+
+    These tests last milliseconds; thousands of items would cost more than what they run.
+    """
+    names = names.split(",")
+
+    def decorate(test):
+        signature = inspect.signature(test)
+
+        @functools.wraps(test)
+        def every_value(**fixtures):
+            for value in values:
+                arguments = dict(zip(names, value if len(names) > 1 else [value], strict=True))
+                try:
+                    test(**fixtures, **arguments)
+                except BaseException as error:
+                    error.add_note(f"with {arguments}")
+                    raise
+
+        others = [item for name, item in signature.parameters.items() if name not in names]
+        every_value.__signature__ = signature.replace(parameters=others)
+        return every_value
+
+    return decorate
+
+
+every_level = in_turn("isa", LEVELS)
+every_dtype = in_turn("dt", ["f32", "bf16"])
 
 
 def rng(seed=0):

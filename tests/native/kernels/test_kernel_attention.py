@@ -21,6 +21,7 @@ from kernel_checks import (
     bits,
     every_dtype,
     every_level,
+    in_turn,
     random,
     rng,
     tensor,
@@ -37,7 +38,7 @@ every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 @every_level
 @every_dtype
 @every_shape
-@pytest.mark.parametrize("causal", [True, False])
+@in_turn("causal", [True, False])
 def test_forward_and_backward(isa, dt, shape, causal):
     """Output, lse and gradients for odd lengths, grouped heads and odd head sizes."""
     q, k, v = operands(shape, dt)
@@ -79,7 +80,7 @@ def test_bits_of_a_sequence_do_not_depend_on_its_neighbours(isa, dt):
 
 @every_level
 @every_dtype
-@pytest.mark.parametrize("length", [33, 64, 100])
+@in_turn("length", [33, 64, 100])
 def test_bits_of_a_prefix_do_not_depend_on_what_follows(isa, dt, length):
     """Causal rows, and gradients that only they cause, equal those of the short sequence."""
     heads, kv_heads, dim, seq = 4, 2, 24, 131
@@ -109,7 +110,7 @@ def test_comparisons_of_rows_can_fail(dt):
 
 @every_level
 @every_dtype
-@pytest.mark.parametrize("block_size", [64, 128])
+@in_turn("block_size", [64, 128])
 def test_paged_equals_dense_to_the_bit(isa, dt, block_size):
     """A token alone, in a batch, and a whole prompt in k splits have the bits of dense attention."""
     shape = (150, 1, 4, 2, 32)

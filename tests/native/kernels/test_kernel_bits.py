@@ -12,6 +12,7 @@ from kernel_checks import (
     even_splits,
     every_dtype,
     every_level,
+    in_turn,
     packed,
     packed_out,
     random,
@@ -87,7 +88,7 @@ def everything_in_fp32(isa):
     return [*results, y, rstd, soft, gate, log, *attended, *state]
 
 
-@pytest.mark.parametrize("isa", FMA_LEVELS[1:])
+@in_turn("isa", FMA_LEVELS[1:])
 def test_fp32_bits_are_equal_on_every_fma_level(isa):
     """Contractions, norms, exp, log, attention and AdamW have the bits of avx2."""
     for got, want in zip(everything_in_fp32(isa), everything_in_fp32(FMA_LEVELS[0]), strict=True):
@@ -139,7 +140,7 @@ def test_amx_adds_groups_of_sixteen_pairs():
 
 @every_level
 @every_dtype
-@pytest.mark.parametrize("name", ["matmul", "matmul_dx"])
+@in_turn("name", ["matmul", "matmul_dx"])
 def test_bits_of_a_row_are_equal_at_every_height(isa, dt, name):
     """A row alone, in a pair, in a decode batch and in a tall tile has the same bits."""
     gen = rng(13)
@@ -153,7 +154,7 @@ def test_bits_of_a_row_are_equal_at_every_height(isa, dt, name):
 
 
 @every_dtype
-@pytest.mark.parametrize("rows", [30, 200])
+@in_turn("rows", [30, 200])
 def test_bits_do_not_depend_on_windows_and_panel_groups(dt, rows):
     """A wide call equals some of its columns computed alone, with several windows."""
     gen = rng(14)
@@ -174,7 +175,7 @@ def subtrees(dt, a, w, devices, k_splits=K_SPLITS):
 
 
 @every_dtype
-@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+@in_turn("devices", [1, 2, 4, 8])
 def test_subtrees_of_devices_complete_the_tree(dt, devices):
     """Partial values of 1, 2, 4 or 8 devices, combined by tree_add, equal the whole call; planted faults do not."""
     gen = rng(15)
@@ -217,7 +218,7 @@ def test_residual_comes_after_the_root(dt):
 
 
 @every_dtype
-@pytest.mark.parametrize("n", [64, 37])
+@in_turn("n", [64, 37])
 def test_a_residual_of_one_row_is_added_to_every_row(dt, n):
     """A bias in the epilogue, and after the tree over two devices, equals a residual with equal rows."""
     gen = rng(19)
@@ -236,7 +237,7 @@ def test_a_residual_of_one_row_is_added_to_every_row(dt, n):
 
 
 @every_dtype
-@pytest.mark.parametrize("k_splits", [3, 5, 6, 8])
+@in_turn("k_splits", [3, 5, 6, 8])
 def test_empty_k_splits_are_skipped(dt, k_splits):
     """Empty slots pass sums up unchanged: the tree over the others."""
     gen = rng(18)
@@ -288,7 +289,7 @@ def test_weight_gradient_by_carries_equals_one_call(isa, dt):
 
 @every_level
 @every_dtype
-@pytest.mark.parametrize("tokens", [960, 2400])
+@in_turn("tokens", [960, 2400])
 def test_weight_gradient_does_not_depend_on_windows_and_panel_groups(isa, dt, tokens):
     """Many panels over many batch splits equal one panel alone, and the tree over halves packed at a time."""
     gen, split = rng(20), tokens // 8
@@ -349,7 +350,7 @@ def scattered(dt, tokens_are, isa, carries=2, n=100, k=70):
 
 @every_level
 @every_dtype
-@pytest.mark.parametrize("carries", [0, 2])
+@in_turn("carries", [0, 2])
 def test_an_embeddings_gradient_has_the_bits_of_the_tree(isa, dt, carries):
     """Rows without tokens are written as zeros directly, and others are summed separately; no bit differs."""
     alone, separate = scattered(dt, slice(None), isa, carries)

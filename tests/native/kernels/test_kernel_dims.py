@@ -5,10 +5,9 @@ from __future__ import annotations
 from math import prod
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_checks import LEVELS, NUMPY, assert_close, assert_same_bits, every_level, rng
+from kernel_checks import LEVELS, NUMPY, assert_close, assert_same_bits, every_level, in_turn, rng
 
 from tilewise.kernels.isa import run
 from tilewise.kernels.packing import pack_weight
@@ -147,7 +146,7 @@ def test_batched_products(isa, dt, items, shape, trans_a, trans_b):
 
 
 @every_level
-@pytest.mark.parametrize("dt", ["f32", "bf16"])
+@in_turn("dt", ["f32", "bf16"])
 def test_copies(isa, dt):
     """Concatenation, repeated rows, one-hot rows and rows of panels."""
     a, b = values((6, 2, 3), dt), values((6, 5, 3), dt, 1)

@@ -2,7 +2,6 @@
 
 import ml_dtypes
 import numpy as np
-import pytest
 import torch
 from kernel_checks import (
     NUMPY,
@@ -13,6 +12,7 @@ from kernel_checks import (
     empty,
     every_dtype,
     every_level,
+    in_turn,
     packed,
     random,
     rng,
@@ -42,7 +42,7 @@ SPECIAL = np.array(
         1.01171875,
     ]
 )
-every_width = pytest.mark.parametrize("d", [1, 16, 45, 150])
+every_width = in_turn("d", [1, 16, 45, 150])
 
 
 def ulps(y, exact):
@@ -184,7 +184,7 @@ PYTORCH = {
 
 
 @every_dtype
-@pytest.mark.parametrize("name", PYTORCH)
+@in_turn("name", PYTORCH)
 def test_activations_against_pytorch(dt, name):
     """Forward and gradients are as accurate as PyTorch's."""
     gen = rng(8)
@@ -248,7 +248,7 @@ def test_special_values_propagate(isa, dt):
 
 
 @every_dtype
-@pytest.mark.parametrize("name", ["copy", "copy_pairs"])
+@in_turn("name", ["copy", "copy_pairs"])
 def test_copies_keep_bits(dt, name):
     """Copies change no bit, including NaN payloads, between different strides."""
     gen = rng(3)
@@ -272,7 +272,7 @@ LONG = (140_001, 131_072)
 
 @every_level
 @every_dtype
-@pytest.mark.parametrize("begin", [0, 1, 15, 16])
+@in_turn("begin", [0, 1, 15, 16])
 def test_long_copies_keep_bits(isa, dt, begin):
     """Non-temporal copies are complete from any to any alignment, and write nothing else."""
     kind = {4: np.uint32, 2: np.uint16}[np.dtype(NUMPY[dt]).itemsize]
@@ -286,8 +286,8 @@ def test_long_copies_keep_bits(isa, dt, begin):
 
 
 @every_level
-@pytest.mark.parametrize("begin", [0, 1, 16])
-@pytest.mark.parametrize("inputs", [2, 3])
+@in_turn("begin", [0, 1, 16])
+@in_turn("inputs", [2, 3])
 def test_long_sums_keep_bits(isa, inputs, begin):
     """Non-temporal sums have the same bits as others, also with an in-place residual, and write nothing else."""
     gen = rng(inputs)
@@ -308,7 +308,7 @@ def test_long_sums_keep_bits(isa, inputs, begin):
         assert (memory[:begin] == 7).all() and (memory[begin + rows * cols :] == 7).all()
 
 
-@pytest.mark.parametrize("dtype", ["f64", "i32"])
+@in_turn("dtype", ["f64", "i32"])
 def test_copies_of_other_dtypes(dtype):
     """Eight-byte elements and ids."""
     x = (1e8 * rng().standard_normal((3, 5))).astype({"f64": np.float64, "i32": np.int32}[dtype])
@@ -318,7 +318,7 @@ def test_copies_of_other_dtypes(dtype):
 
 
 @every_dtype
-@pytest.mark.parametrize("d", [7, 64])
+@in_turn("d", [7, 64])
 def test_embedding_of_a_shard(dt, d):
     """Ids of other shards give rows of +0; own ids give the table's bits."""
     gen = rng(d)
@@ -358,7 +358,7 @@ def test_gather_rows_and_kv_write(dt):
 
 @every_level
 @every_dtype
-@pytest.mark.parametrize("inputs", [1, 2, 3, 7, 8])
+@in_turn("inputs", [1, 2, 3, 7, 8])
 def test_tree_add(isa, dt, inputs):
     """The fixed tree over partial values, the residual after the root, one cast."""
     gen = rng(inputs)
@@ -378,7 +378,7 @@ def test_tree_add(isa, dt, inputs):
 
 
 @every_level
-@pytest.mark.parametrize("inputs", [1, 2, 3, 8])
+@in_turn("inputs", [1, 2, 3, 8])
 def test_tree_sum_of_rounded_inputs(isa, inputs):
     """The same bits as tree_add of the inputs in fp32, with gaps between rows and without."""
     gen = rng(inputs)

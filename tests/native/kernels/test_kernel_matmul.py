@@ -11,6 +11,7 @@ from kernel_checks import (
     even_splits,
     every_dtype,
     every_level,
+    in_turn,
     packed,
     packed_out,
     random,
@@ -34,7 +35,7 @@ def bound(k):
 @every_level
 @every_dtype
 @every_shape
-@pytest.mark.parametrize("k_splits", [1, 5, 8])
+@in_turn("k_splits", [1, 5, 8])
 def test_matmul(isa, dt, shape, k_splits):
     """out = cast(tree(A W^T) + residual) for odd sizes and strided rows."""
     m, n, k = shape
@@ -129,7 +130,7 @@ def test_matmul_dw(isa, dt, tokens, split_rows, n, k):
 
 @every_level
 @every_dtype
-@pytest.mark.parametrize("n,k", [(33, 40), (300, 1100)])
+@in_turn("n,k", [(33, 40), (300, 1100)])
 def test_matmul_dw_of_embedding_only(isa, dt, n, k):
     """Without dY, batch splits have only the scatter-add, also if columns need several passes."""
     gen = rng(4)
@@ -143,8 +144,8 @@ def test_matmul_dw_of_embedding_only(isa, dt, n, k):
 
 @every_level
 @every_dtype
-@pytest.mark.parametrize("trans_a", [0, 1])
-@pytest.mark.parametrize("trans_b", [0, 1])
+@in_turn("trans_a", [0, 1])
+@in_turn("trans_b", [0, 1])
 @pytest.mark.parametrize("shape", [(5, 3, 1), (37, 65, 129), (15, 40, 1100)], ids=str)
 def test_gemm(isa, dt, trans_a, trans_b, shape):
     """All four transpose forms, from zero in the dtype and from the output in fp32."""
@@ -164,7 +165,7 @@ def test_gemm(isa, dt, trans_a, trans_b, shape):
 
 @every_level
 @every_dtype
-@pytest.mark.parametrize("split", [1, 3])
+@in_turn("split", [1, 3])
 def test_padding_does_not_change_a_weight_gradient(isa, dt, split):
     """Sequences of odd length, padded or not, give equal bits, also of sums that underflow to zero."""
     gen, n, k, length = rng(split), 40, 70, 5

@@ -1,13 +1,13 @@
 """Split trees and the gradient norm against fp64."""
 
 import numpy as np
-import pytest
 from kernel_checks import (
     assert_close,
     assert_same_bits,
     bits,
     empty,
     every_level,
+    in_turn,
     packed,
     random,
     rng,
@@ -27,8 +27,8 @@ def tree(rows):
 
 
 @every_level
-@pytest.mark.parametrize("batch_splits", [1, 3, 8])
-@pytest.mark.parametrize("seq_len,k_splits", [(1, 8), (192, 8), (300, 12), (1000, 3)])
+@in_turn("batch_splits", [1, 3, 8])
+@in_turn("seq_len,k_splits", [(1, 8), (192, 8), (300, 12), (1000, 3)])
 def test_split_tree(isa, batch_splits, seq_len, k_splits):
     """To the bit: the tree over sequence splits without empty ones, then over batch splits; each carry first."""
     numbers = [c for c, _, _ in reference.sequence_splits(seq_len, k_splits)]
@@ -55,7 +55,7 @@ def test_split_tree(isa, batch_splits, seq_len, k_splits):
 
 
 @every_level
-@pytest.mark.parametrize("heads,k_splits", [(8, 8), (3, 8), (20, 6), (2, 1)])
+@in_turn("heads,k_splits", [(8, 8), (3, 8), (20, 6), (2, 1)])
 def test_head_sum(isa, heads, k_splits):
     """To the bit: heads of a k split in order, then the tree, of which devices compute subtrees."""
     size, x = 21, random(rng(heads), 1, 21 * heads)
@@ -113,8 +113,8 @@ def test_a_zero_sum_over_padded_rows_is_positive(isa):
 
 
 @every_level
-@pytest.mark.parametrize("slots", [1, 2, 3, 5, 8, 12, 13])
-@pytest.mark.parametrize("width", [1, 2, 3, 4])
+@in_turn("slots", [1, 2, 3, 5, 8, 12, 13])
+@in_turn("width", [1, 2, 3, 4])
 def test_tree_resume(isa, slots, width):
     """Runs of any length, each continuing from the last one's stack, give the one tree to the bit."""
     partials = [random(rng(s), 3, 21) for s in range(slots)]
@@ -162,7 +162,7 @@ def square_sums(
 
 
 @every_level
-@pytest.mark.parametrize("is_packed", [False, True])
+@in_turn("is_packed", [False, True])
 def test_square_sum(isa, is_packed):
     """An entry has the same fp64 bits for any rows and columns of a device and any entries of a call."""
     grad = random(rng(9), 150, 50)
@@ -206,7 +206,7 @@ def test_entries_past_the_last_are_zero(isa):
 
 
 @every_level
-@pytest.mark.parametrize("entries", [1, 7, 8, 40, 77])
+@in_turn("entries", [1, 7, 8, 40, 77])
 def test_norm_adds_one_tree(isa, entries):
     """The left-complete tree over all entries in fp64 to the bit; its square root as fp32."""
     squares = rng(entries).standard_normal((entries, 1)) ** 2 * 10.0 ** rng(1).integers(-9, 9, (entries, 1))
@@ -225,7 +225,7 @@ def test_another_order_of_the_norm_is_detected():
 
 
 @every_level
-@pytest.mark.parametrize("max_norm", [0.0, 1.0, 1e6])
+@in_turn("max_norm", [0.0, 1.0, 1e6])
 def test_norm_scale(isa, max_norm):
     """The norm and its clipping factor; the factor is NaN if the norm or the loss is not a finite fp32 number."""
     partials = np.abs(rng(11).standard_normal((40, 1)))

@@ -1,7 +1,6 @@
 """Norms, softmax, row sums, RoPE and cross-entropy against fp64 and PyTorch."""
 
 import numpy as np
-import pytest
 import torch
 from kernel_checks import (
     NUMPY,
@@ -12,6 +11,7 @@ from kernel_checks import (
     empty,
     every_dtype,
     every_level,
+    in_turn,
     random,
     rng,
     tensor,
@@ -20,10 +20,10 @@ from kernel_checks import (
 from tilewise.kernels import reference
 from tilewise.kernels.isa import run
 
-every_width = pytest.mark.parametrize("d", [1, 15, 16, 257])
+every_width = in_turn("d", [1, 15, 16, 257])
 
 
-every_grouping = pytest.mark.parametrize("groups,offset", [(1, 0.0), (3, 0.0), (2, 1.0)])
+every_grouping = in_turn("groups,offset", [(1, 0.0), (3, 0.0), (2, 1.0)])
 
 
 @every_level
@@ -47,7 +47,7 @@ def test_rms_norm(isa, dt, d, groups, offset):
 @every_dtype
 @every_width
 @every_grouping
-@pytest.mark.parametrize("with_residual", [True, False])
+@in_turn("with_residual", [True, False])
 def test_rms_norm_backward(isa, dt, d, groups, offset, with_residual):
     """dx, and dgamma per batch split if a task has whole batch splits."""
     gen = rng(d)
@@ -81,7 +81,7 @@ def test_norms_of_heads_equal_norms_of_rows(isa, dt):
 @every_level
 @every_dtype
 @every_width
-@pytest.mark.parametrize("shift", [0.0, 30.0])
+@in_turn("shift", [0.0, 30.0])
 def test_layer_norm(isa, dt, d, shift):
     """y and statistics for odd widths, also if the mean is much larger than the deviations."""
     gen = rng(d)
@@ -100,7 +100,7 @@ def test_layer_norm(isa, dt, d, shift):
 @every_level
 @every_dtype
 @every_width
-@pytest.mark.parametrize("with_residual", [True, False])
+@in_turn("with_residual", [True, False])
 def test_layer_norm_backward(isa, dt, d, with_residual):
     """dx, and dgamma and dbeta per batch split if a task has whole batch splits."""
     gen = rng(d)
@@ -151,7 +151,7 @@ def in_splits(values, seq_len, k_splits):
 
 
 @every_level
-@pytest.mark.parametrize("seq_len,k_splits", [(64, 8), (65, 8), (200, 3), (320, 4), (130, 1)])
+@in_turn("seq_len,k_splits", [(64, 8), (65, 8), (200, 3), (320, 4), (130, 1)])
 def test_sequence_splits_of_a_batch_split(isa, seq_len, k_splits):
     """To the bit: a partial value per batch split and k split, tokens in order, over tasks of any size."""
     gen, rows = rng(seq_len), 2 * seq_len
@@ -178,7 +178,7 @@ def test_sequence_splits_of_a_batch_split(isa, seq_len, k_splits):
 
 
 @every_level
-@pytest.mark.parametrize("k_splits", [2, 8])
+@in_turn("k_splits", [2, 8])
 def test_padding_does_not_move_split_boundaries(isa, k_splits):
     """Sequences of 150 tokens, unpadded and padded, with k splits counted over 300: equal to the bit."""
     gen, bound = rng(k_splits), 300
@@ -226,8 +226,8 @@ def test_column_sum_split(isa, dt, d):
 
 @every_level
 @every_dtype
-@pytest.mark.parametrize("head_dim", [2, 20, 32, 64])
-@pytest.mark.parametrize("inverse", [0, 1])
+@in_turn("head_dim", [2, 20, 32, 64])
+@in_turn("inverse", [0, 1])
 def test_rope(isa, dt, head_dim, inverse):
     """Rotation by position, also in place; the inverse rotates back."""
     gen = rng(head_dim)
@@ -279,7 +279,7 @@ def cross_entropy(dt, logits, labels, inv_count, isa, begin=0, k_splits=4):
 
 @every_level
 @every_dtype
-@pytest.mark.parametrize("width", [3, 64, 301])
+@in_turn("width", [3, 64, 301])
 def test_cross_entropy(isa, dt, width):
     """Loss and gradient against PyTorch in fp64; ignored rows are zero."""
     gen = rng(width)

@@ -6,7 +6,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from kernel_checks import assert_close, assert_same_bits, bits, every_level, packed, random, rng, tensor
+from kernel_checks import (
+    assert_close,
+    assert_same_bits,
+    bits,
+    every_level,
+    in_turn,
+    packed,
+    random,
+    rng,
+    tensor,
+)
 from update_calls import ADAMW, hyper_of, ints_of, program_of, run_update, step_by_step
 
 from tilewise.core import ResourceError
@@ -105,7 +115,7 @@ def test_arrays_may_be_swapped(isa):
     assert_same_bits(got[1], w)
 
 
-@pytest.mark.parametrize("kind", ["adamw", "sgd", "nesterov"])
+@in_turn("kind", ["adamw", "sgd", "nesterov"])
 def test_ten_steps_against_pytorch(kind):
     """AdamW, and SGD with momentum and with Nesterov momentum, follow torch.optim."""
     gen = rng(8)

@@ -26,6 +26,7 @@ from kernel_checks import (
     bits,
     every_dtype,
     every_level,
+    in_turn,
     random,
     rng,
     tensor,
@@ -64,7 +65,7 @@ def test_forward_and_backward(isa, dt, scores):
 
 @every_level
 @every_dtype
-@pytest.mark.parametrize("softcap", [0.0, 3.0])
+@in_turn("softcap", [0.0, 3.0])
 def test_a_window_as_long_as_the_sequence_has_no_effect(isa, dt, softcap):
     """The same bits; a shorter window differs."""
     shape = (SEQ, 1, 4, 2, 32)
@@ -95,7 +96,7 @@ def test_a_window_of_one_position_gives_its_value(isa, dt):
 
 @every_level
 @every_dtype
-@pytest.mark.parametrize("window", [1, 64, 65, 100])
+@in_turn("window", [1, 64, 65, 100])
 def test_skipped_kv_blocks_have_no_effect(isa, dt, window):
     """Rows of a long sequence equal those of its end alone, without the KV blocks before every window."""
     shape, cut = (300, 1, 4, 2, 24), 128
@@ -157,7 +158,7 @@ def test_prompts_in_chunks_and_tokens_one_by_one(isa, dt, scores):
 
 @every_level
 @every_dtype
-@pytest.mark.parametrize("length", [1, 63, 64, 65, 100])
+@in_turn("length", [1, 63, 64, 65, 100])
 def test_padding_has_no_effect(isa, dt, length):
     """Padding with anything, NaN included, changes no bit and gets zeros; a wrong length differs."""
     shape, short = (SEQ, 1, 4, 2, 24), (length, 1, 4, 2, 24)

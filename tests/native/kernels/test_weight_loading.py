@@ -6,6 +6,7 @@ from itertools import product
 import ml_dtypes
 import numpy as np
 import pytest
+from kernel_checks import in_turn
 
 from tilewise.core import PlanError
 from tilewise.core.dtypes import DTYPES
@@ -66,9 +67,9 @@ def _load(file, begin, stored, parts, transposed=False, row=0, col=0, isa=""):
     return _read(rectangle, parts, row, col, isa)
 
 
-@pytest.mark.parametrize("isa", isa_levels())
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("name,packed", list(product(["f32", "bf16"], [False, True])))
+@in_turn("isa", isa_levels())
+@in_turn("transposed", [False, True])
+@in_turn("name,packed", list(product(["f32", "bf16"], [False, True])))
 def test_a_weight_is_packed_as_numpy_packs_it(file_of, isa, transposed, name, packed):
     """All dtypes of files, odd sizes, transposed or not; padding is zero."""
     for shape, dtype in product(SHAPES, (np.float32, BF16, np.float16, np.float64)):
@@ -80,8 +81,8 @@ def test_a_weight_is_packed_as_numpy_packs_it(file_of, isa, transposed, name, pa
         np.testing.assert_array_equal(memory, _expected(w, name, packed), err_msg=f"{shape} {dtype}")
 
 
-@pytest.mark.parametrize("isa", isa_levels())
-@pytest.mark.parametrize("name,packed", list(product(["f32", "bf16"], [False, True])))
+@in_turn("isa", isa_levels())
+@in_turn("name,packed", list(product(["f32", "bf16"], [False, True])))
 def test_an_array_is_packed_as_numpy_packs_it(isa, name, packed):
     """Any dtype and layout: slices, transposes, integers, unaligned and reversed arrays."""
     for shape in SHAPES:
@@ -154,8 +155,8 @@ def test_a_weight_and_its_master_are_read_once(file_of):
     assert high.tobytes() == _expected(w, "f32", True).tobytes()
 
 
-@pytest.mark.parametrize("isa", isa_levels())
-@pytest.mark.parametrize("bad,name", [(np.nan, "f32"), (-np.inf, "bf16"), (3.4e38, "bf16"), (np.inf, "f32")])
+@in_turn("isa", isa_levels())
+@in_turn("bad,name", [(np.nan, "f32"), (-np.inf, "bf16"), (3.4e38, "bf16"), (np.inf, "f32")])
 def test_values_that_are_not_finite_are_found_anywhere(file_of, isa, bad, name):
     """A single element, also one that only rounding makes infinite; the twin without it is finite."""
     shape = (37, 19)
