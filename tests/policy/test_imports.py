@@ -7,7 +7,7 @@ from graphlib import TopologicalSorter
 from policy.source import NATIVE, PACKAGE, imports_of, native_files, python_files, relative, tree_of
 
 STAGES = (
-    "core processes files settings ir graph strategy plan kernels comm observe runtime checkpoint "
+    "core processes files settings formats ir graph strategy plan kernels comm observe runtime checkpoint "
     "session nn optim models"
 )
 ALLOWED = {
@@ -15,28 +15,29 @@ ALLOWED = {
     "processes": "core",
     "files": "core",
     "settings": "core",
+    "formats": "core",  # what the bytes of quantised weights mean
     "ir": "core files",
     # elementwise ops are what the table of kernels says; what was watched is written as other traces are
     "graph": "core files processes ir kernels observe",
     "strategy": "core files ir",
     # what a kernel needs and costs stands in its table; a plan draws its own page
-    "plan": "core files processes ir kernels observe",
-    "kernels": "core ir",
+    "plan": "core files processes formats ir kernels observe",
+    "kernels": "core formats ir",
     "comm": "core processes files ir kernels",  # programs of users run kernels
     "observe": "core files ir",  # pure functions over graphs, and over records that the runtimes hand to it
     "runtime": "core processes ir kernels comm observe",
     "tile": "runtime",  # its functions are made by the build and use `runtime.tile_calls`
     "tensor": "core kernels runtime",
-    "checkpoint": "core files processes settings ir runtime",
+    "checkpoint": "core files processes settings formats ir runtime",
     # a session completes a graph with its optimizer's update, so it knows what an optimizer is
-    "session": "core files processes ir graph strategy plan kernels comm observe runtime checkpoint optim",
+    "session": "core files processes formats ir graph strategy plan kernels comm observe runtime checkpoint optim",
     # programs of users, which become programs of a plan or a part of one
     "tiles": "core processes ir plan kernels comm observe runtime session",
     "distributed": "core comm runtime session",  # what a worker of a group does; everything else is the leader's
     "nn": "core ir graph",
     "optim": "core ir graph kernels",  # what steps of an update compute
     # a family says how files hold its parameters; its layers may be described next to one another
-    "models": "core files ir graph nn strategy checkpoint",
+    "models": "core files formats ir graph nn strategy checkpoint",
     "data": f"{STAGES}",
     "generate": f"{STAGES} data",
     "encode": f"{STAGES} generate",

@@ -1,0 +1,89 @@
+"""The table of formats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewise.core.errors import ConfigError
+from tilewise.core.validation import shown
+from tilewise.formats import gguf_blocks
+
+__all__ = ["FORMATS", "WeightFormat", "weight_format"]
+
+
+@dataclass(frozen=True)
+class WeightFormat:
+    """A format of quantised weights.
+
+    Attributes:
+        name: its name, for example `q4_k`.
+        block: elements of a block, along k.
+        block_bytes: bytes of a block.
+        values: the elements of blocks in fp32: from uint8 `[blocks, block_bytes]` to float32 `[blocks, block]`.
+    """
+
+    name: str
+    block: int
+    block_bytes: int
+    values: Callable[[NDArray[Any]], NDArray[Any]]
+
+    @property
+    def bits(self) -> float:
+        """Bits per element, with scales."""
+        return 8 * self.block_bytes / self.block
+
+    def row_bytes(self, k: int) -> int:
+        """Bytes of a row of k elements, which must be whole blocks."""
+        assert k % self.block == 0, (self.name, k)
+        return k // self.block * self.block_bytes
+
+    def dequantise(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """The elements of rows in fp32.
+
+        Args:
+            rows: uint8 `[n, row_bytes(k)]`.
+
+        Returns:
+            float32 `[n, k]`.
+        """
+        blocks = np.ascontiguousarray(rows).reshape(-1, self.block_bytes)
+        with np.errstate(invalid="ignore", over="ignore"):  # scales of damaged files may be infinite
+            return self.values(blocks).astype(np.float32, copy=False).reshape(len(rows), -1)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickles the name."""
+        return (weight_format, (self.name,))
+
+
+FORMATS = {
+    name: WeightFormat(name, *fields)
+    for name, fields in {
+        "q8_0": (32, 34, gguf_blocks.q8_0),
+        "q4_0": (32, 18, gguf_blocks.q4_0),
+        "q4_1": (32, 20, gguf_blocks.q4_1),
+    }.items()
+}
+"""Every format by name. Those of GGUF have llama.cpp's names."""
+
+
+def weight_format(name: str | WeightFormat) -> WeightFormat:
+    """The format of this name.
+
+    Raises:
+        ConfigError: there is no such format.
+    """
+    if isinstance(name, WeightFormat):
+        return name
+    if name not in FORMATS:
+        raise ConfigError(
+            f"[formats] a format of weights must be one of {', '.join(FORMATS)}; got {shown(name)}; choose one of them"
+        )
+    return FORMATS[name]
