@@ -17,20 +17,20 @@ __all__ = ["q4_0", "q4_1", "q8_0"]
 Blocks = NDArray[Any]
 
 
-def q8_0(blocks: Blocks) -> NDArray[Any]:
+def q8_0(blocks: Blocks) -> Blocks:
     """A scale `f16`, then 32 codes of 8 bits."""
-    codes: NDArray[Any] = blocks[:, 2:].view(np.int8).astype(np.float32)
-    return np.multiply(_halves(blocks, 0), codes)
+    codes: Blocks = blocks[:, 2:].view(np.int8).astype(np.float32)
+    return np.asarray(_halves(blocks, 0) * codes)
 
 
 def q4_0(blocks: Blocks) -> NDArray[Any]:
     """A scale `f16`, then 32 codes of 4 bits: 16 low halves of bytes, then 16 high ones."""
-    return _halves(blocks, 0) * (_nibbles(blocks[:, 2:]).astype(np.float32) - 8)
+    return np.asarray(_halves(blocks, 0) * (_nibbles(blocks[:, 2:]).astype(np.float32) - 8))
 
 
 def q4_1(blocks: Blocks) -> NDArray[Any]:
     """A scale and a minimum `f16`, then codes as in `q4_0`."""
-    return _halves(blocks, 0) * _nibbles(blocks[:, 4:]).astype(np.float32) + _halves(blocks, 2)
+    return np.asarray(_halves(blocks, 0) * _nibbles(blocks[:, 4:]).astype(np.float32) + _halves(blocks, 2))
 
 
 def _halves(blocks: Blocks, at: int) -> NDArray[Any]:
