@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tilewise.checkpoint.quantised import QuantisedTensor
 from tilewise.checkpoint.tensors import FileTensor, LazyTensor, Tensor, read_array
 from tilewise.core import CheckpointError
 from tilewise.core.dtypes import is_float
@@ -27,7 +28,7 @@ __all__ = ["StoredTensor", "StoredWeights", "store_parameters"]
 
 _BYTES_COMPARED = 8 << 20
 
-Stored = NDArray[Any] | FileTensor
+Stored = NDArray[Any] | FileTensor | QuantisedTensor
 
 
 @dataclass(frozen=True)
@@ -123,13 +124,16 @@ class StoredWeights(Mapping[str, Stored]):
                 f"{tensor.dtype}{_place(tensor)}",
                 "quantized weights are not supported: give the original ones",
             )
-        oriented = tensor.transpose() if entry.is_transposed else tensor
+        oriented = tensor
+        if entry.is_transposed:
+            assert not isinstance(tensor, QuantisedTensor)  # models.open_weights rejects it
+            oriented = tensor.transpose()
         first = 0
         for name, count in entry.parameters:
             assert name not in self._parameters, name  # a mistake in the table
             self._parameters[name] = (
                 oriented.rows(first, count)
-                if isinstance(oriented, FileTensor)
+                if isinstance(oriented, (FileTensor, QuantisedTensor))
                 else oriented[first : first + count]
             )
             first += count

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,9 @@ from tilewise.checkpoint.header import TensorEntry, dtype_of_name, header_end, p
 from tilewise.core import CheckpointError
 from tilewise.core.validation import Validator, shown
 from tilewise.files.reading import Unreadable, open_regular
+
+if TYPE_CHECKING:
+    from tilewise.checkpoint.quantised import QuantisedTensor
 
 __all__ = [
     "Checksum",
@@ -370,7 +373,7 @@ class LazyTensor:
         return read_array(self).astype(self.dtype if dtype is None else dtype, copy=False)
 
 
-Tensor = NDArray[Any] | FileTensor | PartedTensor | LazyTensor
+Tensor: TypeAlias = "NDArray[Any] | FileTensor | PartedTensor | LazyTensor | QuantisedTensor"
 
 
 def read_array(tensor: Tensor) -> NDArray[Any]:
@@ -382,6 +385,8 @@ def read_array(tensor: Tensor) -> NDArray[Any]:
     """
     if isinstance(tensor, (FileTensor, PartedTensor)):
         return tensor.read()
+    if not isinstance(tensor, (np.ndarray, LazyTensor)):
+        return np.asarray(tensor.read().astype(tensor.dtype))  # a quantised tensor is in bf16
     array = tensor.fetch() if isinstance(tensor, LazyTensor) else tensor
     if array.shape != tensor.shape or array.dtype != tensor.dtype:
         raise CheckpointError(

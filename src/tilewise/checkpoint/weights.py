@@ -2,7 +2,8 @@
 
 Opening reads only headers. `weights[name][a:b]` reads only these rows. bf16 tensors are
 `ml_dtypes.bfloat16`. `open_weights` opens a Hugging Face directory or a single file, also a file of
-`torch.save`. Its result can be passed to `GraphInstance.load_parameters`. Rejected are files that
+`torch.save`. Of a directory with quantised weights it gives each weight as one `QuantisedTensor`
+(`checkpoint.quantised_files`). Its result can be passed to `GraphInstance.load_parameters`. Rejected are files that
 break a rule of the format (`checkpoint.header`), indexes that refer to files outside of the
 directory, and directories of pickled weights. `checkpoint.shards` writes safetensors files.
 """
@@ -18,6 +19,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from tilewise.checkpoint.gguf import refuse_gguf
+from tilewise.checkpoint.quantised import QuantisedTensor
+from tilewise.checkpoint.quantised_files import quantisation_of_directory
 from tilewise.checkpoint.tensors import FileTensor, WeightsFile
 from tilewise.checkpoint.torch_files import is_torch_file, open_state_dict
 from tilewise.core import CheckpointError
@@ -42,23 +45,30 @@ class _Index(BaseModel):
     weight_map: dict[str, str]
 
 
-def open_weights(path: str | Path) -> Mapping[str, FileTensor]:
+def open_weights(path: str | Path) -> Mapping[str, FileTensor | QuantisedTensor]:
     """The tensors of a safetensors file, of a Hugging Face directory with one or several such
     files, or of a file with a state dict that `torch.save` wrote.
 
     Returns:
         A mapping from names to objects that NumPy accepts as arrays. Values are read when they are
-        used.
+        used. A quantised layer of a directory is one tensor, with the name of its weight.
 
     Raises:
         CheckpointError: there is no such file, a header is invalid, an index names missing tensors,
-            or there are only pickled weights.
-        ConfigError: there are only GGUF files.
+            tensors of a quantised layer contradict each other, or there are only pickled weights.
+        ConfigError: there are only GGUF files, or config.json names a quantisation that is not
+            supported.
     """
     path = _validate.path("open_weights", "weights", path)
     if not os.path.isdir(path):
         refuse_gguf(path)
         return open_state_dict(path) if is_torch_file(path) else WeightsFile(path)
+    quantisation, files = quantisation_of_directory(path), _open_directory(path)
+    return files if quantisation is None else quantisation.weights(files)
+
+
+def _open_directory(path: Path) -> Mapping[str, FileTensor]:
+    """The tensors of a directory's files, as they are."""
     if os.path.lexists(path / INDEX):
         return _open_indexed(path)
     if not os.path.lexists(path / SINGLE):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tilewise.core.errors import ConfigError
 from tilewise.core.validation import shown
-from tilewise.formats import gguf_blocks
+from tilewise.formats import gguf_blocks, group_blocks
 
 __all__ = ["FORMATS", "WeightFormat", "weight_format"]
 
@@ -69,9 +69,10 @@ FORMATS = {
         "q8_0": (32, 34, gguf_blocks.q8_0),
         "q4_0": (32, 18, gguf_blocks.q4_0),
         "q4_1": (32, 20, gguf_blocks.q4_1),
+        **group_blocks.FORMATS,
     }.items()
 }
-"""Every format by name. Those of GGUF have llama.cpp's names."""
+"""Every format by name. Those of GGUF have llama.cpp's names; `group_blocks` describes the others."""
 
 
 def weight_format(name: str | WeightFormat) -> WeightFormat:

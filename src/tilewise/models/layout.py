@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
-from tilewise.checkpoint import FileTensor, StoredTensor, StoredWeights
+from tilewise.checkpoint import FileTensor, QuantisedTensor, StoredTensor, StoredWeights
 
 __all__ = ["FileLayout", "without_wrappers"]
 
@@ -73,6 +73,11 @@ class FileLayout:
         """Every tensor of the table."""
         return frozenset(tensor.name for tensor in self.table)
 
+    @property
+    def names_without_prefix(self) -> frozenset[str]:
+        """The names of files that omit the prefix."""
+        return frozenset(name.removeprefix(self.prefix) for name in self.names)
+
     def unwrapped(self, files: Mapping[str, T]) -> Mapping[str, T]:
         """Files under the names of this layout, if they have names of a compiled or wrapped model.
 
@@ -103,7 +108,7 @@ class FileLayout:
         first = self._spelled(self.table[0].name, names)
         return first in names or first.removeprefix(self.prefix) in names
 
-    def weights(self, files: Mapping[str, NDArray[Any] | FileTensor]) -> StoredWeights:
+    def weights(self, files: Mapping[str, NDArray[Any] | FileTensor | QuantisedTensor]) -> StoredWeights:
         """Files under the graph's names. Only tied copies are read at once, because they must equal
         their original.
 

@@ -12,7 +12,13 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from tilewise.checkpoint import StoredWeights, Tensor, store_parameters
+from tilewise.checkpoint import (
+    QuantisedTensor,
+    StoredWeights,
+    Tensor,
+    store_parameters,
+    without_zero_biases,
+)
 from tilewise.checkpoint import open_weights as open_files
 from tilewise.core.dims import Size
 from tilewise.core.errors import CheckpointError, ConfigError
@@ -131,8 +137,16 @@ def open_weights(model_dir: str | Path, config: ModelConfig, *, with_head: bool 
     Raises:
         CheckpointError: there are no weights, or they differ from the configuration; names the
             tensor.
+        ConfigError: they are quantised, and those of this family cannot be.
     """
     files, layout = open_files(model_dir), file_layout(config, with_head=with_head)
+    if any(isinstance(tensor, QuantisedTensor) for tensor in files.values()):
+        if any(tensor.is_transposed for tensor in layout.table):
+            rule = (
+                "quantised weights must be matrices [outputs, inputs], which files of this family do not have"
+            )
+            _validate.invalid("open_weights", rule, config.model_type, "give the unquantised weights")
+        files = without_zero_biases(files, {*layout.names, *layout.names_without_prefix})
     if HEAD in layout.names and HEAD not in layout.unwrapped(files):
         file_layout(config, with_head=False).weights(files)  # reports other missing tensors first
         raise CheckpointError(
