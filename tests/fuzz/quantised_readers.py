@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
-from support.quantised_layers import SCHEMES, Scheme, awq, compressed, fp8, gptq
 
+from support.quantised_layers import SCHEMES, Scheme, awq, compressed, fp8, gptq
 from tilewise.checkpoint import QuantisedTensor, open_weights
 from tilewise.core import TilewiseError
 

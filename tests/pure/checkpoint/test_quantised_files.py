@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.quantised_layers import SCHEMES, awq, compressed, fp8, gptq, write_directory
 
+from support.quantised_layers import SCHEMES, awq, compressed, fp8, gptq, write_directory
 from tilewise.checkpoint import QuantisedTensor, model_files, open_weights
 from tilewise.checkpoint.quantised_files import parse_quantisation, without_zero_biases
 from tilewise.core import CheckpointError, ConfigError
