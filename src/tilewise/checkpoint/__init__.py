@@ -20,6 +20,7 @@ from tilewise.checkpoint.hub import find_model
 from tilewise.checkpoint.lock import lock_directory
 from tilewise.checkpoint.manifest import ConfigChange
 from tilewise.checkpoint.pretrained import model_files, save_model_directory, save_pretrained
+from tilewise.checkpoint.quantise import quantise_weights
 from tilewise.checkpoint.quantised import QuantisedTensor
 from tilewise.checkpoint.quantised_files import QUANTISATION_KEYS, parse_quantisation, without_zero_biases
 from tilewise.checkpoint.shards import write_weights
@@ -95,6 +96,7 @@ __all__ = [
     "open_state_dict",
     "open_weights",
     "parse_quantisation",
+    "quantise_weights",
     "refuse_gguf",
     "remove_leftovers",
     "save_checkpoint",

@@ -24,7 +24,7 @@ from tilewise.core import CheckpointError
 from tilewise.core.dtypes import is_float
 from tilewise.core.validation import shown
 
-__all__ = ["StoredTensor", "StoredWeights", "store_parameters"]
+__all__ = ["Stored", "StoredTensor", "StoredWeights", "store_parameters"]
 
 _BYTES_COMPARED = 8 << 20
 

@@ -16,6 +16,7 @@ from tilewise.checkpoint import (
     QuantisedTensor,
     StoredWeights,
     Tensor,
+    quantise_weights,
     store_parameters,
     without_zero_biases,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "open_weights",
     "parameter_shapes",
     "stored_tensors",
+    "with_quantization",
 ]
 
 _validate = Validator("models")
@@ -157,6 +159,30 @@ def open_weights(model_dir: str | Path, config: ModelConfig, *, with_head: bool 
     weights = layout.weights(files)
     weights.require_shapes(dict(parameter_shapes(config)))
     return weights
+
+
+def with_quantization(
+    weights: StoredWeights, config: ModelConfig, quantization: str | None
+) -> Mapping[str, Tensor]:
+    """Weights with those of products quantised while they are read; norms, biases and embeddings stay.
+
+    Args:
+        weights: from `open_weights`.
+        config: of the model.
+        quantization: `int8`, `int4`, `int8:128` or `int4:128` (`EngineSettings.quantization`); None for the
+            weights as they are.
+
+    Raises:
+        ConfigError: the files are quantised.
+    """
+    if quantization is None:
+        return weights
+    names = [
+        name
+        for name, shape in parameter_shapes(config)
+        if name in weights and len(shape) == 2 and not name.startswith("embed_")
+    ]
+    return quantise_weights(weights, names, quantization)
 
 
 def stored_tensors(
