@@ -445,6 +445,7 @@ READERS = {
         600,
         mutate_safetensors,
     ),
+    "tokenizer.model": Reader(text_readers.read_pieces, cache(text_readers.valid_pieces), 500),
     "sentence files": Reader(read_sentence_files, cache(_sentence_files), 500, mutate_json),
     "generation_config.json": Reader(
         text_readers.read_generation_config, cache(text_readers.valid_generation_config), 500, mutate_json

@@ -200,7 +200,7 @@ class CompressedTensors(BaseModel):
         return group_of_columns(layer, k, num_groups, fitting)
 
     def _zeros(self, layer: Layer, n: int, num_groups: int, bits: int) -> Any:
-        """The zero points of rows, as codes; None if there are none."""
+        """Reads the zero points of rows, as codes; None for a symmetric weight."""
         if "weight_zero_point" not in layer:
             return None
         stored = layer.tensor("weight_zero_point", (_INT8, _INT32))
