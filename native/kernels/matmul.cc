@@ -1,11 +1,12 @@
 // matmul, matmul_dx, gemm, and loops that measure the peak speed.
 //
-// matmul reads packed weights in place; matmul_dx transposes them per task, or the other operand and the result; gemm
-// packs both plain operands.
+// matmul reads packed weights in place; matmul_quantised makes their words first; matmul_dx transposes them per task,
+// or the other operand and the result; gemm packs both plain operands.
 #include "kernels/declared/matmul.h"
 
 #include "kernels/kernel.h"
 #include "kernels/product.h"
+#include "kernels/quantised/formats.h"
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
@@ -14,6 +15,7 @@ namespace {
 // kWindowSteps.
 inline constexpr int64_t kDirectSteps = kMaxRows > 6 ? 3072 : 1024, kWindowSteps = kMaxRows > 6 ? 1024 : 512;
 inline constexpr int64_t kMostDirectSteps = 8192;
+inline constexpr int64_t kPanelsAtATime = 4;  // of quantised weights
 // Prefetch distance in rows while A is packed; 0 where prefetching is slower.
 inline constexpr int64_t kRowsAhead = kMaxRows > 6 ? 0 : 4;
 
@@ -249,8 +251,50 @@ struct TransposedInputGradient : WeightProduct<D> {
   }
 };
 
-template <template <class> class Op, class D, template <class> class Kernel>
-void run_weight_product(const Kernel<D>& call, bool transposed = false) {
+/// Forward products of quantised weights: panels are made from blocks, a few at a time, so that they stay in L2.
+template <class D>
+struct QuantisedForward : RowProduct<D> {
+  static constexpr bool kPacksPanels = true;
+  static int64_t most_steps(int64_t, int64_t) { return kWindowSteps; }
+  const QuantisedFormat* format;
+
+  void prepare(const MatmulQuantisedKernel& call) {
+    format = &kFormats[call.format];
+    blocks = call.w;
+    this->max_group = kPanelsAtATime;
+  }
+  void pack_panels(uint32_t* to, int64_t words, int64_t first, int64_t count, const Copy& c) {
+    const Tile<const int32_t> w = blocks[c.term];
+    for (int64_t p = 0; p < count; ++p)
+      format->expand(reinterpret_cast<const uint8_t*>(w.row((first + p) * kPanel)), c.begin, c.end, to + p * words);
+  }
+
+ private:
+  Tiles<const int32_t, 2> blocks;
+};
+
+/// The same for so few rows that words would be read only once: they stay in registers.
+template <class D>
+struct QuantisedFewRows : RowProduct<D> {
+  static constexpr bool kPacksPanels = false;
+  static int64_t most_steps(int64_t, int64_t) { return kMostDirectSteps; }
+  const QuantisedFormat* format;
+
+  void prepare(const MatmulQuantisedKernel& call) {
+    format = &kFormats[call.format];
+    blocks = call.w;
+  }
+  const uint32_t* panel_base(int64_t term, int64_t panel) const {
+    return reinterpret_cast<const uint32_t*>(blocks[term].row(panel * kPanel));
+  }
+  MicroFn micro(int64_t rows) const { return format->few[rows - 1]; }
+
+ private:
+  Tiles<const int32_t, 2> blocks;
+};
+
+template <template <class> class Op, class D, class Kernel>
+void run_weight_product(const Kernel& call, bool transposed = false) {
   const int64_t num_terms = call.num_terms, num_k_splits = call.num_k_splits;
   const Span<int64_t> ranges = call.range;
   const TileView& out = call.out;
@@ -258,7 +302,11 @@ void run_weight_product(const Kernel<D>& call, bool transposed = false) {
   Op<D> op;
   op.output = {out, call.residual, call.out_is_f32};
   op.factors = call.a;
-  op.weights = call.w;
+  if constexpr (requires { op.prepare(call); }) {
+    op.prepare(call);
+  } else {
+    op.weights = call.w;
+  }
   op.rows = transposed ? out.cols : out.rows;
   op.lanes = transposed ? out.rows : out.cols;
   op.num_terms = num_terms;
@@ -288,7 +336,27 @@ void run_weight_product(const Kernel<D>& call, bool transposed = false) {
 //   scratch product_scratch(steps, len(range) // 2)
 template <class D>
 void MatmulKernel<D>::run() const {
-  run_weight_product<Forward>(*this);
+  run_weight_product<Forward, D>(*this);
+}
+
+// kernel matmul_quantised  bf16
+//   out out:dt|f32[m n]
+//   in residual?[_ n], a...[m k*], w:i32!...[n _]
+//   int format, out_is_f32=f32(out), num_terms=count(a), num_k_splits, range...(2*num_k_splits*num_terms)
+//   require residual.rows == 0 or residual.rows >= m
+//   within range a even
+//   internal its weights are in blocks, which only loading makes
+//   flops 2 * m * n * k
+//   bytes 2 * m * (n + k) + 4 * n * k / 8
+//   let steps = sum(max(0, end - begin) for begin, end in zip(range[::2], range[1::2]))
+//   scratch product_scratch(steps, len(range) // 2)
+/// `matmul` with the numbers that the blocks mean, rounded to bf16. `format` is the number of the weights' format.
+void MatmulQuantisedKernel::run() const {
+  if (out.rows <= kFewRows && kFormats[format].few[0] != nullptr) {
+    run_weight_product<QuantisedFewRows, ProductBF16>(*this);
+  } else {
+    run_weight_product<QuantisedForward, ProductBF16>(*this);
+  }
 }
 
 // kernel matmul_dx  f32=F32 bf16=ProductBF16
@@ -308,9 +376,9 @@ void MatmulDxKernel<D>::run() const {
   for (int64_t term = 0; term < num_terms; ++term) contracted += w[term].rows;
   // Transpose either the weights, or dY and the result (fp32): whichever is fewer words.
   if (contracted * columns < rows * (contracted + columns * D::kPerStep)) {
-    run_weight_product<InputGradient>(*this);
+    run_weight_product<InputGradient, D>(*this);
   } else {
-    run_weight_product<TransposedInputGradient>(*this, true);
+    run_weight_product<TransposedInputGradient, D>(*this, true);
   }
 }
 
