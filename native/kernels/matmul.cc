@@ -251,46 +251,78 @@ struct TransposedInputGradient : WeightProduct<D> {
   }
 };
 
-/// Forward products of quantised weights: panels are made from blocks, a few at a time, so that they stay in L2.
+/// What forward products of quantised weights have in common.
 template <class D>
-struct QuantisedForward : RowProduct<D> {
-  static constexpr bool kPacksPanels = true;
-  static int64_t most_steps(int64_t, int64_t) { return kWindowSteps; }
+struct QuantisedProduct : RowProduct<D> {
   const QuantisedFormat* format;
+  Tiles<const int32_t, 2> blocks;
 
   void prepare(const MatmulQuantisedKernel& call) {
     format = &kFormats[call.format];
     blocks = call.w;
     this->max_group = kPanelsAtATime;
   }
-  void pack_panels(uint32_t* to, int64_t words, int64_t first, int64_t count, const Copy& c) {
-    const Tile<const int32_t> w = blocks[c.term];
-    for (int64_t p = 0; p < count; ++p)
-      format->expand(reinterpret_cast<const uint8_t*>(w.row((first + p) * kPanel)), c.begin, c.end, to + p * words);
+  const uint8_t* panel(int64_t term, int64_t number) const {
+    return reinterpret_cast<const uint8_t*>(blocks[term].row(number * kPanel));
   }
-
- private:
-  Tiles<const int32_t, 2> blocks;
 };
 
-/// The same for so few rows that words would be read only once: they stay in registers.
+/// Words of a few panels at a time are made in L2, for many row blocks.
 template <class D>
-struct QuantisedFewRows : RowProduct<D> {
+struct QuantisedForward : QuantisedProduct<D> {
+  static constexpr bool kPacksPanels = true;
+  static int64_t most_steps(int64_t, int64_t) { return kWindowSteps; }
+  void pack_panels(uint32_t* to, int64_t words, int64_t first, int64_t count, const Copy& c) {
+    for (int64_t p = 0; p < count; ++p)
+      this->format->expand(this->panel(c.term, first + p), c.begin, c.end, to + p * words);
+  }
+};
+
+/// For one row block: words are used once, so they stay in registers or in L1.
+template <class D>
+struct QuantisedBlock : QuantisedProduct<D> {
   static constexpr bool kPacksPanels = false;
+  using Dot = typename D::Dot;
+
   static int64_t most_steps(int64_t, int64_t) { return kMostDirectSteps; }
-  const QuantisedFormat* format;
-
   void prepare(const MatmulQuantisedKernel& call) {
-    format = &kFormats[call.format];
-    blocks = call.w;
+    QuantisedProduct<D>::prepare(call);
+    this->max_group = int64_t{1} << 30;
   }
-  const uint32_t* panel_base(int64_t term, int64_t panel) const {
-    return reinterpret_cast<const uint32_t*>(blocks[term].row(panel * kPanel));
+  const uint32_t* panel_base(int64_t term, int64_t number) const {
+    return reinterpret_cast<const uint32_t*>(this->panel(term, number));
   }
-  MicroFn micro(int64_t rows) const { return format->few[rows - 1]; }
-
- private:
-  Tiles<const int32_t, 2> blocks;
+  void multiply(int64_t rows, const MicroArgs& call) const {
+    if (rows <= kFewRows && this->format->few[0] != nullptr) return this->format->few[rows - 1](call);
+    alignas(64) uint32_t words[kBlockSteps * kPanel];
+    alignas(64) float sums[kRowsOf<Dot> * kPanel];
+    MicroArgs part = call;
+    if (call.num_segments == 0) return micro_for<Dot, ALayout::kRows>(rows)(call);
+    part.num_segments = 1;
+    part.every_ahead = part.every_piece = INT32_MAX;  // expanding prefetches the panel
+    part.pieces = nullptr;
+    for (const Segment* s = call.segments; s != call.segments + call.num_segments; ++s) {
+      const bool is_last = s + 1 == call.segments + call.num_segments;
+      const int64_t begin = s->b / kPanel * D::kPerStep;
+      this->format->expand(reinterpret_cast<const uint8_t*>(call.b[s->term]), begin, begin + s->steps * D::kPerStep,
+                           words);
+      Segment moved = *s;
+      moved.b = 0;
+      moved.term = 0;
+      const uint32_t* const base = words;
+      part.segments = &moved;
+      part.b = &base;
+      part.out = is_last ? call.out : s->ends ? nullptr : sums;
+      part.out_pitch = is_last ? call.out_pitch : kPanel;
+      if (!is_last) part.expected[0] = part.expected[1] = {};
+      micro_for<Dot, ALayout::kRows>(rows)(part);
+      part.init = s->ends ? nullptr : sums;
+      part.stack += (s->push - s->pops) * rows * kPanel;
+      if (s->ends && !s->push) part.init = nullptr;
+      part.expected[0] = call.expected[0];
+      part.expected[1] = call.expected[1];
+    }
+  }
 };
 
 template <template <class> class Op, class D, class Kernel>
@@ -352,8 +384,8 @@ void MatmulKernel<D>::run() const {
 //   scratch product_scratch(steps, len(range) // 2)
 /// `matmul` with the numbers that the blocks mean, rounded to bf16. `format` is the number of the weights' format.
 void MatmulQuantisedKernel::run() const {
-  if (out.rows <= kFewRows && kFormats[format].few[0] != nullptr) {
-    run_weight_product<QuantisedFewRows, ProductBF16>(*this);
+  if (out.rows <= kRowsOf<ProductBF16::Dot>) {
+    run_weight_product<QuantisedBlock, ProductBF16>(*this);
   } else {
     run_weight_product<QuantisedForward, ProductBF16>(*this);
   }

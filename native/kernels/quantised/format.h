@@ -40,8 +40,11 @@ struct Format {
   static constexpr int kShift2 = kHas4 ? 4 : 0, kShift1 = kHas4 ? 4 : 2;  // of the plane's bits in a code
 };
 
-using HalfRows = const float (*)[kPanel];    // [kHalves][32], widened
-using ByteRows = const uint8_t (*)[kPanel];  // [kBytes][32]
+// 16 rows of a block at a time. Half(i) are the rows' i-th half in fp32, byte(i) their i-th byte.
+typedef float Rows16 __attribute__((vector_size(64)));
+typedef int32_t IntRows16 __attribute__((vector_size(64)));
+
+TILEWISE_INLINE Rows16 as_numbers(const IntRows16& x) { return __builtin_convertvector(x, Rows16); }
 
 /// 16 bytes with two codes of 4 bits each: low halves first, then high ones.
 TILEWISE_INLINE void unpack_nibbles(const uint8_t* from, int count, uint8_t* codes) {
@@ -56,18 +59,18 @@ TILEWISE_INLINE void copy_bytes(uint8_t* to, const uint8_t* from, int count) { _
 /// The scale of every row is a half.
 template <class F>
 struct WithOneScale : F {
-  TILEWISE_INLINE void scales(HalfRows halves, ByteRows, int, float* d, float*) {
-    for (int r = 0; r < kPanel; ++r) d[r] = halves[0][r];
+  template <class Half, class Byte>
+  TILEWISE_INLINE void scales(const Half& half, const Byte&, int, Rows16& d, Rows16&) {
+    d = half(0);
   }
 };
 /// Scale and minimum are halves.
 template <class F>
 struct WithMinimum : F {
-  TILEWISE_INLINE void scales(HalfRows halves, ByteRows, int, float* d, float* m) {
-    for (int r = 0; r < kPanel; ++r) {
-      d[r] = halves[0][r];
-      m[r] = halves[1][r];
-    }
+  template <class Half, class Byte>
+  TILEWISE_INLINE void scales(const Half& half, const Byte&, int, Rows16& d, Rows16& m) {
+    d = half(0);
+    m = half(1);
   }
 };
 
@@ -120,11 +123,10 @@ struct Q2K : Format<256, 84, 2, 16, 2, 16, Meaning::kAffine> {
     copy_bytes(halves, block + 80, 4);
     for (int e = 0; e < 256; ++e) codes[e] = block[16 + e / 128 * 32 + e % 32] >> 2 * (e % 128 / 32) & 3;
   }
-  TILEWISE_INLINE void scales(HalfRows halves, ByteRows bytes, int span, float* d, float* m) {
-    for (int r = 0; r < kPanel; ++r) {
-      d[r] = halves[0][r] * static_cast<float>(bytes[span][r] & 15);
-      m[r] = -(halves[1][r] * static_cast<float>(bytes[span][r] >> 4));
-    }
+  template <class Half, class Byte>
+  TILEWISE_INLINE void scales(const Half& half, const Byte& byte, int span, Rows16& d, Rows16& m) {
+    d = half(0) * as_numbers(byte(span) & 15);
+    m = -(half(1) * as_numbers(byte(span) >> 4));
   }
 };
 
@@ -137,29 +139,23 @@ struct Q3K : Format<256, 110, 1, 12, 3, 16, Meaning::kCentred, 4> {
       codes[e] = static_cast<uint8_t>(low | (block[e % 32] >> e / 32 & 1) << 2);
     }
   }
-  TILEWISE_INLINE void scales(HalfRows halves, ByteRows bytes, int span, float* d, float*) {
-    const uint8_t *low = bytes[span % 8], *high = bytes[8 + span % 4];
-    const int low_shift = span < 8 ? 0 : 4, high_shift = 2 * (span / 4);
-    for (int r = 0; r < kPanel; ++r) {
-      const int scale = (low[r] >> low_shift & 15) | (high[r] >> high_shift & 3) << 4;
-      d[r] = halves[0][r] * static_cast<float>(scale - 32);
-    }
+  template <class Half, class Byte>
+  TILEWISE_INLINE void scales(const Half& half, const Byte& byte, int span, Rows16& d, Rows16&) {
+    const IntRows16 low = byte(span % 8) >> (span < 8 ? 0 : 4) & 15;
+    const IntRows16 high = byte(8 + span % 4) >> 2 * (span / 4) & 3;
+    d = half(0) * as_numbers((low | high << 4) - 32);
   }
 };
 
 /// The scales and minima of 6 bits that Q4_K and Q5_K pack into 12 bytes.
 template <class F>
 struct WithSixBits : F {
-  TILEWISE_INLINE void scales(HalfRows halves, ByteRows bytes, int span, float* d, float* m) {
+  template <class Half, class Byte>
+  TILEWISE_INLINE void scales(const Half& half, const Byte& byte, int span, Rows16& d, Rows16& m) {
     const bool is_early = span < 4;
-    const uint8_t *own = bytes[is_early ? span : span + 4], *other = bytes[is_early ? span + 4 : span - 4],
-                  *third = bytes[span];
-    for (int r = 0; r < kPanel; ++r) {
-      const int scale = is_early ? own[r] & 63 : (own[r] & 15) | (other[r] >> 6) << 4;
-      const int minimum = is_early ? other[r] & 63 : own[r] >> 4 | (third[r] >> 6) << 4;
-      d[r] = halves[0][r] * static_cast<float>(scale);
-      m[r] = -(halves[1][r] * static_cast<float>(minimum));
-    }
+    const IntRows16 own = byte(is_early ? span : span + 4), other = byte(is_early ? span + 4 : span - 4);
+    d = half(0) * as_numbers(is_early ? own & 63 : (own & 15) | (other >> 6) << 4);
+    m = -(half(1) * as_numbers(is_early ? other & 63 : own >> 4 | (byte(span) >> 6) << 4));
   }
 };
 
@@ -190,8 +186,9 @@ struct Q6K : Format<256, 210, 1, 16, 6, 16, Meaning::kCentred, 32> {
         codes[e] = static_cast<uint8_t>(codes[e] | (block[128 + 32 * n + e % 32] >> 2 * (e / 32) & 3) << 4);
     }
   }
-  TILEWISE_INLINE void scales(HalfRows halves, ByteRows bytes, int span, float* d, float*) {
-    for (int r = 0; r < kPanel; ++r) d[r] = halves[0][r] * static_cast<float>(static_cast<int8_t>(bytes[span][r]));
+  template <class Half, class Byte>
+  TILEWISE_INLINE void scales(const Half& half, const Byte& byte, int span, Rows16& d, Rows16&) {
+    d = half(0) * as_numbers(byte(span) << 24 >> 24);
   }
 };
 
@@ -214,11 +211,10 @@ struct IQ4XS : Format<256, 136, 1, 6, 4, 32, Meaning::kTable> {
     copy_bytes(bytes, block + 2, 6);
     for (int g = 0; g < 8; ++g) unpack_nibbles(block + 8 + 16 * g, 16, codes + 32 * g);
   }
-  TILEWISE_INLINE void scales(HalfRows halves, ByteRows bytes, int span, float* d, float*) {
-    for (int r = 0; r < kPanel; ++r) {
-      const int low = bytes[2 + span / 2][r] >> 4 * (span % 2) & 15, high = bytes[span / 4][r] >> 2 * (span % 4) & 3;
-      d[r] = halves[0][r] * static_cast<float>((low | high << 4) - 32);
-    }
+  template <class Half, class Byte>
+  TILEWISE_INLINE void scales(const Half& half, const Byte& byte, int span, Rows16& d, Rows16&) {
+    const IntRows16 low = byte(2 + span / 2) >> 4 * (span % 2) & 15, high = byte(span / 4) >> 2 * (span % 4) & 3;
+    d = half(0) * as_numbers((low | high << 4) - 32);
   }
 };
 
@@ -229,11 +225,10 @@ struct MXFP4 : Format<32, 17, 0, 1, 4, 32, Meaning::kTable> {
     unpack_nibbles(block + 1, 16, codes);
   }
   /// Half of 2^(e - 127).
-  TILEWISE_INLINE void scales(HalfRows, ByteRows bytes, int, float* d, float*) {
-    for (int r = 0; r < kPanel; ++r) {
-      const uint32_t e = bytes[0][r];
-      d[r] = bits_of<float>(e < 2 ? 0x00200000u << e : (e - 1) << 23);
-    }
+  template <class Half, class Byte>
+  TILEWISE_INLINE void scales(const Half&, const Byte& byte, int, Rows16& d, Rows16&) {
+    const IntRows16 e = byte(0);
+    d = (Rows16)(e == 0 ? 0 * e + 0x00200000 : e == 1 ? 0 * e + 0x00400000 : (e - 1) << 23);
   }
 };
 

@@ -9,10 +9,11 @@ namespace {
 
 template <class F>
 void expand(const uint8_t* panel, int64_t begin, int64_t end, uint32_t* to) {
-  each_group<F>(panel, begin, end, [&](const uint8_t* group, int64_t k, const GroupScales& scales) TILEWISE_INLINED {
-    if (k >= begin && k + kGroup <= end) return expand_group<F>(group, scales, to + (k - begin) / 2 * kPanel);
+  each_group<F>(panel, begin, end, [&](const uint8_t* block, int group, int64_t k) TILEWISE_INLINED {
+    prefetch_ahead<F>(block, group);
+    if (k >= begin && k + kGroup <= end) return expand_group<F>(block, group, to + (k - begin) / 2 * kPanel);
     alignas(64) uint32_t words[kGroupSteps * kPanel];
-    expand_group<F>(group, scales, words);
+    expand_group<F>(block, group, words);
     const int64_t first = larger(begin, k), last = smaller(end, k + kGroup);
     __builtin_memcpy(to + (first - begin) / 2 * kPanel, words + (first - k) / 2 * kPanel,
                      divide_up(last - first, 2) * kPanel * 4);
@@ -21,13 +22,12 @@ void expand(const uint8_t* panel, int64_t begin, int64_t end, uint32_t* to) {
 
 template <class F>
 void read_row(const uint8_t* panel, int64_t row, int64_t cols, bf16* to) {
-  each_group<F>(panel, 0, cols, [&](const uint8_t* group, int64_t k, const GroupScales& scales) TILEWISE_INLINED {
-    const Planes<F> planes(group);
-    const auto lane = static_cast<int>(2 * row);
-    for (int64_t i = 0; i < smaller(kGroup, cols - k); ++i) {
-      const int step = static_cast<int>(i / 2), span = F::kSpan < kGroup ? step / 8 : 0;
-      const int at = lane + static_cast<int>(i % 2);
-      to[k + i] = round_to_bf16(number_of<F>(planes.code(step, at), scales.d[span][at], scales.m[span][at]));
+  each_group<F>(panel, 0, cols, [&](const uint8_t* block, int group, int64_t k) TILEWISE_INLINED {
+    const Planes<F> planes(block, group);
+    const RowScales scales = scales_of_row<F>(block, group, static_cast<int>(row));
+    for (int i = 0; i < smaller(kGroup, cols - k); ++i) {
+      const int code = planes.code(i / 2, static_cast<int>(2 * row) + i % 2);
+      to[k + i] = round_to_bf16(number_of<F>(code, scales.d[i / 16], scales.m[i / 16]));
     }
   });
 }
@@ -93,8 +93,6 @@ bool pack(const uint8_t* rows, int64_t stride, int64_t num_rows, int64_t num_blo
 }
 
 #if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
-inline constexpr int64_t kAheadBytes = 4 << 10;  // prefetch distance
-
 /// A product of R rows that reads a panel and keeps its words in registers. The same sums in the same order as those of
 /// the micro-kernels in microkernels.cc.
 template <class F, int R>
@@ -118,18 +116,17 @@ void few_rows(const MicroArgs& x) {
       }
     };
     each_group<F>(reinterpret_cast<const uint8_t*>(x.b[s->term]), begin, end,
-                  [&](const uint8_t* group, int64_t k, const GroupScales& scales) TILEWISE_INLINED {
-                    for (int64_t i = 0; i < F::kPanelBytes * kGroup / F::kBlock; i += 64)
-                      __builtin_prefetch(group + kAheadBytes + i, 0, 3);
+                  [&](const uint8_t* block, int group, int64_t k) TILEWISE_INLINED {
+                    prefetch_ahead<F>(block, group);
                     const int64_t first = (k - begin) / 2;
                     if (k >= begin && k + kGroup <= end) {
-                      each_step<F>(group, scales, [&](int step, __m512i low, __m512i high) TILEWISE_INLINED {
+                      each_step<F>(block, group, [&](int step, __m512i low, __m512i high) TILEWISE_INLINED {
                         multiply(first + step, low, high);
                       });
                       return;
                     }
                     alignas(64) uint32_t words[kGroupSteps * kPanel];
-                    expand_group<F>(group, scales, words);
+                    expand_group<F>(block, group, words);
                     for (int64_t step = larger(first, 0); step < smaller(first + kGroupSteps, s->steps); ++step) {
                       const uint32_t* at = words + (step - first) * kPanel;
                       multiply(step, _mm512_load_si512(at), _mm512_load_si512(at + 16));

@@ -15,7 +15,8 @@ struct QuantisedFormat {
   /// Makes blocks of a panel from up to 32 rows of a file, `stride` bytes apart. Missing rows become zero. Returns
   /// whether all scales are finite.
   bool (*pack)(const uint8_t* rows, int64_t stride, int64_t num_rows, int64_t num_blocks, uint8_t* panel);
-  /// Micro-kernels of 1 to kFewRows rows that read panels; nullptr where a product of words is as fast.
+  /// Micro-kernels of 1 to kFewRows rows that read panels and keep words in registers; nullptr where the words of some
+  /// steps in L1 are as fast.
   MicroFn few[kFewRows];
 };
 

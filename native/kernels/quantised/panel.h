@@ -16,73 +16,63 @@ TILEWISE_INLINE float widen_half(uint16_t bits) {
   return bits_of<float>(value | static_cast<uint32_t>(bits & 0x8000u) << 16);
 }
 
-/// The scales of a block: those of its halves in fp32, and its bytes.
+/// Rows [16 part, 16 part + 16) of a block's scales.
 template <class F>
-struct Head {
-  alignas(64) float halves[F::kHalves + 1][kPanel];
-  const uint8_t (*bytes)[kPanel];
+class Head {
+ public:
+  TILEWISE_MEMBER Head(const uint8_t* block, int part) : block_(block), part_(part) {}
 
-  TILEWISE_MEMBER explicit Head(const uint8_t* block) {
-    for (int h = 0; h < F::kHalves; ++h) {
-      const uint8_t* from = block + 2 * kPanel * h;
+  TILEWISE_MEMBER Rows16 half(int index) const {
+    const uint8_t* from = block_ + 2 * (kPanel * index + 16 * part_);
 #if defined(__AVX512F__)
-      if constexpr (!F::kHasBf16Scales) {
-        for (int r = 0; r < kPanel; r += 16)
-          _mm512_store_ps(halves[h] + r,
-                          _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 2 * r))));
-        continue;
-      }
+    if constexpr (!F::kHasBf16Scales)
+      return (Rows16)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 #elif defined(__F16C__)
-      if constexpr (!F::kHasBf16Scales) {
-        for (int r = 0; r < kPanel; r += 8)
-          _mm256_store_ps(halves[h] + r,
-                          _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + 2 * r))));
-        continue;
+    if constexpr (!F::kHasBf16Scales) {
+      Rows16 rows;
+      for (int r = 0; r < 16; r += 8) {
+        const __m256 eight = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + 2 * r)));
+        __builtin_memcpy(reinterpret_cast<float*>(&rows) + r, &eight, sizeof eight);
       }
-#endif
-      for (int r = 0; r < kPanel; ++r) {
-        uint16_t bits;
-        __builtin_memcpy(&bits, from + 2 * r, 2);
-        halves[h][r] = F::kHasBf16Scales ? widen(bits) : widen_half(bits);
-      }
+      return rows;
     }
-    bytes = reinterpret_cast<const uint8_t (*)[kPanel]>(block + 2 * kPanel * F::kHalves);
-  }
-};
-
-/// Scale and minimum of each of the 64 lanes, for the spans of a group.
-struct GroupScales {
-  alignas(64) float d[2][kGroupLanes];
-  alignas(64) float m[2][kGroupLanes];
-};
-
-TILEWISE_INLINE void spread(const float* rows, float* lanes) {
-#if defined(__AVX512F__)
-  const __m512i low = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-  const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
-  for (int half = 0; half < 2; ++half) {
-    const __m512 x = _mm512_load_ps(rows + 16 * half);
-    _mm512_store_ps(lanes + 32 * half, _mm512_permutexvar_ps(low, x));
-    _mm512_store_ps(lanes + 32 * half + 16, _mm512_permutexvar_ps(high, x));
-  }
-#else
-  for (int r = 0; r < kPanel; ++r) lanes[2 * r] = lanes[2 * r + 1] = rows[r];
 #endif
-}
+    Rows16 rows;
+    for (int r = 0; r < 16; ++r) {
+      uint16_t bits;
+      __builtin_memcpy(&bits, from + 2 * r, 2);
+      rows[r] = F::kHasBf16Scales ? widen(bits) : widen_half(bits);
+    }
+    return rows;
+  }
+  TILEWISE_MEMBER IntRows16 byte(int index) const {
+    typedef uint8_t Bytes16 __attribute__((vector_size(16)));
+    Bytes16 bytes;
+    __builtin_memcpy(&bytes, block_ + 2 * kPanel * F::kHalves + kPanel * index + 16 * part_, sizeof bytes);
+#if defined(__AVX512F__)
+    return (IntRows16)_mm512_cvtepu8_epi32((__m128i)bytes);
+#else
+    return __builtin_convertvector(bytes, IntRows16);
+#endif
+  }
+  /// Scale and minimum of every row in a span of the block.
+  TILEWISE_MEMBER void scales(int span, Rows16& d, Rows16& m) const {
+    F::scales([this](int i) TILEWISE_INLINED { return half(i); }, [this](int i) TILEWISE_INLINED { return byte(i); },
+              span, d, m);
+  }
+
+ private:
+  const uint8_t* block_;
+  int part_;
+};
 
 template <class F>
 inline constexpr bool kHasMinimum = F::kMeaning == Meaning::kAffine || F::kMeaning == Meaning::kZeroPoint;
 
-/// Of group `group` of a block.
+/// The span of a half of a group.
 template <class F>
-TILEWISE_INLINE void find_scales(const Head<F>& head, int group, GroupScales& scales) {
-  constexpr int kSpans = F::kSpan < kGroup ? 2 : 1;
-  for (int s = 0; s < kSpans; ++s) {
-    alignas(64) float d[kPanel], m[kPanel];
-    F::scales(head.halves, head.bytes, F::kSpan > kGroup ? 0 : group * kSpans + s, d, m);
-    spread(d, scales.d[s]);
-    if constexpr (kHasMinimum<F>) spread(m, scales.m[s]);
-  }
+constexpr int span_of(int group, int half) {
+  return F::kSpan > kGroup ? 0 : F::kSpan < kGroup ? 2 * group + half : group;
 }
 
 /// The planes of a group.
@@ -90,9 +80,9 @@ template <class F>
 struct Planes {
   const uint8_t *bits4, *bits2, *bits1, *bits8;
 
-  TILEWISE_MEMBER explicit Planes(const uint8_t* group) {
-    bits4 = bits8 = bits2 = group;
-    if (F::kHas4) bits2 = group + 2 * kGroupLanes * 4;
+  TILEWISE_MEMBER Planes(const uint8_t* block, int group) {
+    bits4 = bits8 = bits2 = block + F::kHeadBytes + group * F::kGroupBytes;
+    if (F::kHas4) bits2 += 2 * kGroupLanes * 4;
     bits1 = bits2 + (F::kHas2 ? kGroupLanes * 4 : 0);
   }
   /// The code of a lane in a step.
@@ -128,9 +118,11 @@ TILEWISE_INLINE float number_of(int code, float d, float m) {
 #if defined(__AVX512BF16__)
 /// Calls use(step, low, high) with the words of every step of a group: rows 0 to 15, then 16 to 31.
 template <class F, class Use>
-TILEWISE_INLINE void each_step(const uint8_t* group, const GroupScales& scales, const Use& use) {
-  const Planes<F> planes(group);
+TILEWISE_INLINE void each_step(const uint8_t* block, int group, const Use& use) {
+  const Planes<F> planes(block, group);
   const __m512i low4 = _mm512_set1_epi32(15);
+  const __m512i pairs[2] = {_mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7),
+                            _mm512_setr_epi32(8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15)};
   __m512i c4[4] = {}, c2[4] = {}, c1[4] = {};
   __m512 d[4], m[4];
   [[maybe_unused]] __m512 table, upper;
@@ -151,9 +143,13 @@ TILEWISE_INLINE void each_step(const uint8_t* group, const GroupScales& scales, 
 #pragma GCC unroll 2
   for (int h = 0; h < 2; ++h) {
     if (h == 0 || F::kSpan < kGroup)
-      for (int j = 0; j < 4; ++j) {
-        d[j] = _mm512_load_ps(scales.d[h] + 16 * j);
-        if constexpr (kHasMinimum<F>) m[j] = _mm512_load_ps(scales.m[h] + 16 * j);
+      for (int part = 0; part < 2; ++part) {
+        Rows16 of_d, of_m;
+        Head<F>(block, part).scales(span_of<F>(group, h), of_d, of_m);
+        for (int j = 0; j < 2; ++j) {  // each row has two lanes
+          d[2 * part + j] = _mm512_permutexvar_ps(pairs[j], (__m512)of_d);
+          if constexpr (kHasMinimum<F>) m[2 * part + j] = _mm512_permutexvar_ps(pairs[j], (__m512)of_m);
+        }
       }
     for (int j = 0; j < 4; ++j) {
       if constexpr (F::kHas4) c4[j] = _mm512_loadu_si512(planes.bits4 + (h * kGroupLanes + 16 * j) * 4);
@@ -180,9 +176,11 @@ TILEWISE_INLINE void each_step(const uint8_t* group, const GroupScales& scales, 
             x[j] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
           }
         } else if constexpr (F::kBits == 6) {
-          const __m512i code =
-              _mm512_or_si512(_mm512_and_si512(c4[j], low4), _mm512_and_si512(c2[j], _mm512_set1_epi32(48)));
-          x[j] = _mm512_cvtepi32_ps(_mm512_sub_epi32(code, _mm512_set1_epi32(F::kOffset)));
+          // As the lowest bits of 2^23, which is exact.
+          const __m512i code = _mm512_ternarylogic_epi32(low4, c4[j], c2[j], 0xCA);
+          const __m512i magic = _mm512_set1_epi32(0x4B000000);
+          x[j] = _mm512_sub_ps((__m512)_mm512_ternarylogic_epi32(code, _mm512_set1_epi32(63), magic, 0xEA),
+                               _mm512_set1_ps(8388608.0f + F::kOffset));
         } else if constexpr (F::kBits == 5) {
           x[j] = lookup(_mm512_ternarylogic_epi32(low4, c4[j], c1[j], 0xCA));
         } else if constexpr (F::kBits == 3) {
@@ -207,44 +205,71 @@ TILEWISE_INLINE void each_step(const uint8_t* group, const GroupScales& scales, 
 }
 #endif
 
+/// The scales of one row in a group.
+struct RowScales {
+  float d[2], m[2];  // of the first and second half of the elements
+};
+
+template <class F>
+TILEWISE_INLINE RowScales scales_of_row(const uint8_t* block, int group, int row) {
+  RowScales scales;
+  for (int h = 0; h < 2; ++h) {
+    Rows16 d, m = {};
+    Head<F>(block, row / 16).scales(span_of<F>(group, h), d, m);
+    scales.d[h] = d[row % 16];
+    scales.m[h] = m[row % 16];
+  }
+  return scales;
+}
+
 /// The words of a group's 16 steps.
 template <class F>
-TILEWISE_INLINE void expand_group(const uint8_t* group, const GroupScales& scales, uint32_t* to) {
+TILEWISE_INLINE void expand_group(const uint8_t* block, int group, uint32_t* to) {
 #if defined(__AVX512BF16__)
-  each_step<F>(group, scales, [to](int step, __m512i low, __m512i high) TILEWISE_INLINED {
+  each_step<F>(block, group, [to](int step, __m512i low, __m512i high) TILEWISE_INLINED {
     _mm512_storeu_si512(to + step * kPanel, low);
     _mm512_storeu_si512(to + step * kPanel + 16, high);
   });
 #else
-  const Planes<F> planes(group);
+  const Planes<F> planes(block, group);
+  alignas(64) float scales[2][kGroupLanes], minima[2][kGroupLanes];
+  for (int h = 0; h < (F::kSpan < kGroup ? 2 : 1); ++h)
+    for (int part = 0; part < 2; ++part) {
+      Rows16 d, m = {};
+      Head<F>(block, part).scales(span_of<F>(group, h), d, m);
+      for (int r = 0; r < 16; ++r)
+        for (int parity = 0; parity < 2; ++parity) {
+          scales[h][32 * part + 2 * r + parity] = d[r];
+          minima[h][32 * part + 2 * r + parity] = m[r];
+        }
+    }
 #pragma GCC unroll 16
   for (int step = 0; step < kGroupSteps; ++step) {
-    const int span = F::kSpan < kGroup ? step / 8 : 0;
-    const float *d = scales.d[span], *m = scales.m[span];
+    const int h = F::kSpan < kGroup ? step / 8 : 0;
     for (int lane = 0; lane < kGroupLanes; lane += kLanes) {
       alignas(64) float x[kLanes];
-      for (int l = 0; l < kLanes; ++l) x[l] = number_of<F>(planes.code(step, lane + l), d[lane + l], m[lane + l]);
+      for (int l = 0; l < kLanes; ++l)
+        x[l] = number_of<F>(planes.code(step, lane + l), scales[h][lane + l], minima[h][lane + l]);
       store(reinterpret_cast<bf16*>(to + step * kPanel) + lane, load(x));
     }
   }
 #endif
 }
 
-/// Calls body(group, first, scales) for every group that has elements in [begin, end) along k.
+/// Calls body(block, group, first) for every group that has elements in [begin, end) along k.
 template <class F, class Body>
 TILEWISE_INLINE void each_group(const uint8_t* panel, int64_t begin, int64_t end, const Body& body) {
-  GroupScales scales;
-  for (int64_t block = begin / F::kBlock; block * F::kBlock < end; ++block) {
-    const uint8_t* at = panel + block * F::kPanelBytes;
-    const Head<F> head(at);
-    const int64_t first = block * F::kBlock, last = smaller(end, first + F::kBlock);
-    if (F::kSpan > kGroup) find_scales(head, 0, scales);
-    for (int64_t k = larger(first, begin - begin % kGroup); k < last; k += kGroup) {
-      const auto group = static_cast<int>((k - first) / kGroup);
-      if (F::kSpan <= kGroup) find_scales(head, group, scales);
-      body(at + F::kHeadBytes + group * F::kGroupBytes, k, scales);
-    }
+  for (int64_t k = begin - begin % kGroup; k < end; k += kGroup) {
+    const int64_t block = k / F::kBlock;
+    body(panel + block * F::kPanelBytes, static_cast<int>((k - block * F::kBlock) / kGroup), k);
   }
+}
+
+/// Prefetches the memory of a group that follows later.
+template <class F>
+TILEWISE_INLINE void prefetch_ahead(const uint8_t* block, int group) {
+  constexpr int64_t kAheadBytes = 4 << 10, kShare = F::kPanelBytes * kGroup / F::kBlock;
+  for (int64_t i = 0; i < kShare; i += 64) __builtin_prefetch(block + kAheadBytes + group * kShare + i, 0, 3);
 }
 
 }  // namespace tilewise::kernels::TILEWISE_ISA_NS
