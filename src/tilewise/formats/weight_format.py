@@ -33,6 +33,11 @@ class WeightFormat:
     values: Callable[[NDArray[Any]], NDArray[Any]]
 
     @property
+    def number(self) -> int:
+        """Its place in `FORMATS`, by which kernels know it."""
+        return _NUMBERS[self.name]
+
+    @property
     def bits(self) -> float:
         """Bits per element, with scales."""
         return 8 * self.block_bytes / self.block
@@ -72,6 +77,7 @@ FORMATS = {
     }.items()
 }
 """Every format by name. Those of GGUF have llama.cpp's names."""
+_NUMBERS = {name: number for number, name in enumerate(FORMATS)}
 
 
 def weight_format(name: str | WeightFormat) -> WeightFormat:
