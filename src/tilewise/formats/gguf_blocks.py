@@ -160,7 +160,7 @@ def _bits(codes: Blocks, shifts: Any, mask: int, width: int = 32) -> Blocks:
     field at the next shift.
     """
     places = np.array(shifts, np.uint8).reshape(1, 1, -1, 1)
-    return (codes.reshape(len(codes), -1, 1, width) >> places & mask).reshape(len(codes), -1)
+    return np.asarray(codes.reshape(len(codes), -1, 1, width) >> places & mask).reshape(len(codes), -1)
 
 
 def _factors(blocks: Blocks) -> tuple[Blocks, Blocks]:
