@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 
 from tilewise.checkpoint.companions import GENERATION, MODULES, TEMPLATES, TOKENIZER
-from tilewise.checkpoint.gguf import refuse_gguf
+from tilewise.checkpoint.gguf import gguf_model
 from tilewise.checkpoint.weights import INDEX, SINGLE, files_of_index
 from tilewise.core import ConfigError, Validator
 from tilewise.core.validation import cut, shown
@@ -60,8 +60,7 @@ def find_model(name: str | Path, revision: str | None = None) -> Path:
             _validate.invalid(
                 "find_model", "a revision belongs to a model on the hub", f"{text!r}", "give owner/name"
             )
-        if not os.path.lexists(path / "config.json"):
-            refuse_gguf(path)
+        gguf_model(path)  # raises if it is damaged, or one of several
         return path
     return _download(text, revision)
 

@@ -125,11 +125,9 @@ def _open(source: Path, target: Path, part: str | None, show: Callable[[int, int
         open_distributed,
         open_state_dict,
         open_weights,
-        refuse_gguf,
     )
     from tilewise.checkpoint.torch_files import has_torch_weights, is_torch_file, open_torch_directory
 
-    refuse_gguf(source)
     if not source.is_dir():
         if is_torch_file(source):
             return _Source(open_state_dict(source, part))
@@ -309,6 +307,7 @@ def _counted(
 ) -> Iterator[tuple[str, Tensor]]:
     """The same tensors. Each reports progress when it is fetched."""
     from tilewise.checkpoint import LazyTensor
+    from tilewise.checkpoint.tensors import read_array
 
     tensor_list = list(tensors)
     total, done = sum(tensor.nbytes for _, tensor in tensor_list), 0
@@ -318,7 +317,7 @@ def _counted(
             nonlocal done
             done += tensor.nbytes
             show(done, total)
-            return np.asarray(tensor)
+            return read_array(tensor)
 
         return fetch
 

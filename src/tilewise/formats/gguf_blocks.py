@@ -152,7 +152,7 @@ def _nibbles(codes: Blocks) -> Blocks:
 def _codes_of_five(fifth: Blocks, others: Blocks) -> Blocks:
     """Codes of 5 bits in fp32, from a bit field and nibbles."""
     high = np.unpackbits(np.ascontiguousarray(fifth), axis=1, bitorder="little")
-    return (_nibbles(others) | high << 4).astype(np.float32)
+    return np.asarray((_nibbles(others) | high << 4).astype(np.float32))
 
 
 def _bits(codes: Blocks, shifts: Any, mask: int, width: int = 32) -> Blocks:
@@ -174,4 +174,4 @@ def _factors(blocks: Blocks) -> tuple[Blocks, Blocks]:
 
 
 def _flat(groups: Blocks) -> Blocks:
-    return groups.reshape(len(groups), -1)
+    return np.asarray(groups.reshape(len(groups), -1))
