@@ -188,8 +188,13 @@ def _llama(source: Source, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _qwen(source: Source, config: dict[str, Any]) -> dict[str, Any]:
+def _qwen2(source: Source, config: dict[str, Any]) -> dict[str, Any]:
     return {"rope_scaling": _scaling(source.values)}
+
+
+def _qwen3(source: Source, config: dict[str, Any]) -> dict[str, Any]:
+    has_bias = "blk.0.attn_q.bias" in source.shapes
+    return {"attention_bias": has_bias, "rope_scaling": _scaling(source.values)}
 
 
 def _phi3(source: Source, config: dict[str, Any]) -> dict[str, Any]:
@@ -249,15 +254,17 @@ def _scaling(values: Metadata) -> dict[str, Any] | None:
         kind, factor = "linear", values.number("rope.scale_linear")
     if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
         return None
-    if kind == "linear":
-        return {"rope_type": kind, "factor": factor}
-    if kind != "yarn":
+    if kind not in ("linear", "yarn"):
         raise Unreadable(f"{values.prefix}rope.scaling.type = {shown(kind)} is not supported")
-    if values.number("rope.scaling.attn_factor", 1.0) != 1.0:
-        raise Unreadable(f"{values.prefix}rope.scaling.attn_factor must be 1 if the type is yarn")
     scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
     if values.get("rope.scaling.original_context_length") is not None:
         scaling["original_max_position_embeddings"] = values.integer("rope.scaling.original_context_length")
+    if values.get("rope.scaling.finetuned") is not None:
+        scaling["finetuned"] = values.truth("rope.scaling.finetuned", False)
+    if kind == "linear":
+        return scaling
+    if values.number("rope.scaling.attn_factor", 1.0) != 1.0:
+        raise Unreadable(f"{values.prefix}rope.scaling.attn_factor must be 1 if the type is yarn")
     for ours in ("beta_fast", "beta_slow"):
         if values.get(f"rope.scaling.yarn_{ours}") is not None:
             scaling[ours] = values.number(f"rope.scaling.yarn_{ours}")
@@ -305,8 +312,8 @@ def _decimals(numbers: NDArray[Any]) -> list[float]:
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family("llama", "LlamaForCausalLM", _llama, is_permuted=True),
-    "qwen2": Family("qwen2", "Qwen2ForCausalLM", _qwen),
-    "qwen3": Family("qwen3", "Qwen3ForCausalLM", _qwen),
+    "qwen2": Family("qwen2", "Qwen2ForCausalLM", _qwen2),
+    "qwen3": Family("qwen3", "Qwen3ForCausalLM", _qwen3),
     "phi3": Family("phi3", "Phi3ForCausalLM", _phi3, _OF_PHI3),
     "gemma2": Family("gemma2", "Gemma2ForCausalLM", _gemma2, _OF_GEMMA, norm_offset=1.0),
     "gemma3": Family("gemma3_text", "Gemma3ForCausalLM", _gemma3, _OF_GEMMA, norm_offset=1.0),
