@@ -5,7 +5,7 @@ would have, made from the metadata, and with the weights under the family's name
 their own blocks.
 """
 
-from tilewise.checkpoint.gguf.files import find_gguf
+from tilewise.checkpoint.gguf.files import find_gguf, first_files
 from tilewise.checkpoint.gguf.model import GgufModel, gguf_model
 
-__all__ = ["GgufModel", "find_gguf", "gguf_model"]
+__all__ = ["GgufModel", "find_gguf", "first_files", "gguf_model"]

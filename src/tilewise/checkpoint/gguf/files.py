@@ -28,7 +28,7 @@ from tilewise.core.validation import shown
 from tilewise.files.reading import Unreadable, open_regular
 from tilewise.formats import WeightFormat
 
-__all__ = ["GgufFiles", "find_gguf", "open_gguf"]
+__all__ = ["GgufFiles", "find_gguf", "first_files", "open_gguf"]
 
 _PART = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
 _MAX_PARTS = 4096
@@ -105,7 +105,7 @@ def find_gguf(path: Path) -> Path | None:
 def first_files(names: list[str]) -> list[str]:
     """Those of a directory's files that are a model's only or first GGUF file."""
     models = [name for name in names if name.lower().endswith(".gguf")]
-    models = [name for name in models if not name.lower().startswith(_NOT_MODELS)]
+    models = [name for name in models if not any(word in name.lower() for word in _NOT_MODELS)]
     parts = {name: _PART.fullmatch(name) for name in models}
     return [name for name, part in parts.items() if part is None or int(part[2]) == 1]
 

@@ -10,7 +10,7 @@ most 2**-24.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -135,10 +135,7 @@ class GgufModel:
         shapes = {name: info.shape for name, info in infos.items()}
         source = Source(self.metadata.within(self.architecture), shapes, self._vector)
         config = self.family.config(source)
-        embedding = infos["token_embd.weight"].kind
-        is_plain = all(not isinstance(info.kind, WeightFormat) for info in infos.values())
-        is_single = is_plain and embedding == np.float32
-        config["torch_dtype"] = "float32" if is_single else "bfloat16"
+        config["torch_dtype"] = _dtype({info.kind for info in infos.values() if len(info.shape) > 1})
         if has_tokenizer(self.metadata):
             config |= self._token_ids(config["vocab_size"])
         return config
@@ -202,6 +199,13 @@ class GgufModel:
             f"[checkpoint.gguf] the metadata of a GGUF file must describe a supported model; got {str(self.path)!r}: "
             f"{error}; choose another file, or the model's safetensors"
         )
+
+
+def _dtype(kinds: Set[np.dtype[Any] | WeightFormat]) -> str:
+    """The dtype of a model with matrices of these types. Quantised ones are bf16."""
+    if kinds == {np.dtype(np.float32)}:
+        return "float32"
+    return "float16" if kinds <= {np.dtype(np.float32), np.dtype(np.float16)} else "bfloat16"
 
 
 def _original(stored: str, tensor: FileTensor | QuantisedTensor, heads: int, offset: float) -> Stored:

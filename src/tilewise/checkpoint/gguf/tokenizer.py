@@ -68,6 +68,20 @@ _DEEPSEEK3 = (
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
 _DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", r"\p{N}")
+# All letters with upper and lower case, as this model's tokenizer.json lists them.
+_DEEPSEEK_LETTERS = (
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼ"
+    "ιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ"
+    "𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
+_DEEPSEEK = (
+    r"[\r\n]",
+    rf"\s?[{_DEEPSEEK_LETTERS}]+",
+    "\\s?[!-/:-~！-／：-～‘-‟\u3000-。]+",
+    r"\s+$",
+    "[一-龥ࠀ-一가-\ud7ff]+",
+    r"\p{N}+",
+)
 _DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")
 
 # How byte-level tokenizers divide texts before merges apply: expressions that are applied one after the
@@ -83,6 +97,7 @@ _PRE: Mapping[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys(("gpt-4o", "kanana2"), (_GPT4O,)),
     "tekken": (_TEKKEN,),
+    "deepseek-llm": _DEEPSEEK,
     "deepseek-v3": _DEEPSEEK3,
     "deepseek-coder": _DEEPSEEK_CODER,
 }
@@ -105,7 +120,7 @@ def end_tokens(values: Metadata) -> list[int]:
     ids = [own.token(f"{name}_token_id") for name in ("eos", "eot", "eom")]
     texts, kinds = _tokens(own), _kinds(own)
     ids += [i for i, text in enumerate(texts) if text in _ENDS and kinds[i] in (_CONTROL, _USER_DEFINED)]
-    return list(dict.fromkeys(i for i in ids if i is not None and i >= 0))
+    return list(dict.fromkeys(i for i in ids if i is not None and 0 <= i < len(texts)))
 
 
 def tokenizer_config(values: Metadata) -> dict[str, Any]:
