@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.checkpoint.tensors import OpenFile
+from tilewise.checkpoint.open_file import OpenFile
 from tilewise.core.dtypes import DTYPES
 from tilewise.formats import WeightFormat
 
