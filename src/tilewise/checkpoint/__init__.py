@@ -21,6 +21,7 @@ from tilewise.checkpoint.hub import find_model
 from tilewise.checkpoint.lock import lock_directory
 from tilewise.checkpoint.manifest import ConfigChange
 from tilewise.checkpoint.pretrained import model_files, save_model_directory, save_pretrained
+from tilewise.checkpoint.quantised import QuantisedTensor, formats_of
 from tilewise.checkpoint.shards import write_weights
 from tilewise.checkpoint.stored import Stored, StoredTensor, StoredWeights, store_parameters
 from tilewise.checkpoint.tensors import (
@@ -65,6 +66,7 @@ __all__ = [
     "OpenCheckpoint",
     "OtherConfiguration",
     "PartedTensor",
+    "QuantisedTensor",
     "Stored",
     "StoredTensor",
     "StoredWeights",
@@ -80,6 +82,7 @@ __all__ = [
     "config_changes",
     "describe_changes",
     "find_model",
+    "formats_of",
     "gguf_model",
     "has_checkpoints",
     "is_distributed",

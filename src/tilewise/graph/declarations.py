@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -50,6 +50,7 @@ class Declarations:
     """The part of `GraphBuilder` for tensors from outside, and for ops by name."""
 
     draft: GraphDraft
+    formats: Mapping[str, str]
 
     def all_or_nothing(self) -> AbstractContextManager[None]:
         """A `with` block whose declarations and ops are removed if it raises."""
@@ -128,7 +129,11 @@ class Declarations:
     def _format_of(self, spec: TensorSpec) -> str:
         """The format that a parameter is stored in, by the builder's `formats`."""
         name = weight_format(self.formats[spec.name]).name
-        if len(spec.shape) != 2 or spec.dtype.name != "bf16" or upper_bound(spec.shape[1]) % FORMATS[name].block:
+        if (
+            len(spec.shape) != 2
+            or spec.dtype.name != "bf16"
+            or upper_bound(spec.shape[1]) % FORMATS[name].block
+        ):
             _validate.invalid(
                 "parameter",
                 f"a weight in {name} must be bf16 [n, k] with k in blocks of {FORMATS[name].block}",

@@ -101,9 +101,8 @@ class Linear(Op):
     def combine(cls, tape: Tape, terms: Sequence[Term], total: int | None) -> int:
         """One `linear` over all terms, with the sum so far as its residual."""
         every = terms_of(LinearTerm, terms)
-        kinds = dict.fromkeys((t.transpose, tape.spec(t.weight).storage) for t in every)
-        for transpose, storage in sorted(kinds):
-            alike = [t for t in every if (t.transpose, tape.spec(t.weight).storage) == (transpose, storage)]
+        for transpose in (False, True):
+            alike = [t for t in every if t.transpose == transpose]
             for first in range(0, len(alike), MAX_TERMS):
                 group = alike[first : first + MAX_TERMS]
                 x, w = tuple(t.dy for t in group), tuple(t.weight for t in group)
