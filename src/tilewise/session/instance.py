@@ -270,7 +270,7 @@ class GraphInstance:
         for name, key in stored_names.items():
             _require_entry(call, stored, name, key)
             value = stored[key]
-            if not is_loaded_from_file(self._tensors, name, value):
+            if not is_loaded_from_file(value, self._tensors, name):
                 value = as_array(call, key, value)
             self._tensors.check_stored(call, name, value)
         for key in stored_names.values():

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from operator import add
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -211,7 +211,9 @@ def is_read_in_place(tensors: NamedTensors, name: str, value: FileTensor | Parte
     return value.ndim in (1, 2) and kinds <= {"f32", "bf16"} and stored_dtype(value.dtype) is not None
 
 
-def is_loaded_from_file(tensors: NamedTensors, name: str, value: Tensor) -> bool:
+def is_loaded_from_file(
+    value: Tensor, tensors: NamedTensors, name: str
+) -> TypeGuard[FileTensor | PartedTensor | QuantisedTensor]:
     """Whether a tensor of a file is converted while it is read, or keeps its blocks. Others become
     arrays first.
     """
