@@ -1,10 +1,11 @@
 """`open_weights`: weights in files, opened lazily.
 
-Opening reads only headers. `weights[name][a:b]` reads only these rows. bf16 tensors are
-`ml_dtypes.bfloat16`. `open_weights` opens a Hugging Face directory or a single file, also a file of
-`torch.save`. Of a directory with quantised weights it gives each weight as one `QuantisedTensor`
-(`checkpoint.quantised_files`). Its result can be passed to `GraphInstance.load_parameters`. Rejected are files that
-break a rule of the format (`checkpoint.header`), indexes that refer to files outside of the
+Opening reads only headers, and the few vectors of GGUF files that their converter changed.
+`weights[name][a:b]` reads only these rows. bf16 tensors are `ml_dtypes.bfloat16`. `open_weights`
+opens a Hugging Face directory or a single file, also a file of `torch.save`. Of a directory with
+quantised weights it gives each weight as one `QuantisedTensor` (`checkpoint.quantised_files`). Its
+result can be passed to `GraphInstance.load_parameters`. Rejected are files that break a rule of their
+format (`checkpoint.header`, `checkpoint.gguf.header`), indexes that refer to files outside of the
 directory, and directories of pickled weights. `checkpoint.shards` writes safetensors files.
 """
 
@@ -18,9 +19,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from tilewise.checkpoint.gguf import refuse_gguf
-from tilewise.checkpoint.quantised import QuantisedTensor
+from tilewise.checkpoint.gguf import gguf_model
 from tilewise.checkpoint.quantised_files import quantisation_of_directory
+from tilewise.checkpoint.stored import Stored
 from tilewise.checkpoint.tensors import FileTensor, WeightsFile
 from tilewise.checkpoint.torch_files import is_torch_file, open_state_dict
 from tilewise.core import CheckpointError
@@ -45,9 +46,10 @@ class _Index(BaseModel):
     weight_map: dict[str, str]
 
 
-def open_weights(path: str | Path) -> Mapping[str, FileTensor | QuantisedTensor]:
+def open_weights(path: str | Path) -> Mapping[str, Stored]:
     """The tensors of a safetensors file, of a Hugging Face directory with one or several such
-    files, or of a file with a state dict that `torch.save` wrote.
+    files, of a file with a state dict that `torch.save` wrote, or of a model in GGUF files under the
+    names of its family's Hugging Face files.
 
     Returns:
         A mapping from names to objects that NumPy accepts as arrays. Values are read when they are
@@ -56,12 +58,13 @@ def open_weights(path: str | Path) -> Mapping[str, FileTensor | QuantisedTensor]
     Raises:
         CheckpointError: there is no such file, a header is invalid, an index names missing tensors,
             tensors of a quantised layer contradict each other, or there are only pickled weights.
-        ConfigError: there are only GGUF files, or config.json names a quantisation that is not
-            supported.
+        ConfigError: a directory has several models in GGUF files, or config.json names a quantisation
+            with settings that are not supported.
     """
     path = _validate.path("open_weights", "weights", path)
+    if (model := gguf_model(path)) is not None:
+        return model.weights()
     if not os.path.isdir(path):
-        refuse_gguf(path)
         return open_state_dict(path) if is_torch_file(path) else WeightsFile(path)
     quantisation, files = quantisation_of_directory(path), _open_directory(path)
     return files if quantisation is None else quantisation.weights(files)
@@ -72,7 +75,6 @@ def _open_directory(path: Path) -> Mapping[str, FileTensor]:
     if os.path.lexists(path / INDEX):
         return _open_indexed(path)
     if not os.path.lexists(path / SINGLE):
-        refuse_gguf(path)
         _refuse_pickled(path)
     return WeightsFile(path / SINGLE)
 

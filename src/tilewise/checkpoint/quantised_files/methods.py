@@ -15,6 +15,7 @@ from tilewise.checkpoint.quantised_files.awq import Awq
 from tilewise.checkpoint.quantised_files.compressed_tensors import CompressedTensors
 from tilewise.checkpoint.quantised_files.fp8 import Fp8
 from tilewise.checkpoint.quantised_files.gptq import Gptq
+from tilewise.checkpoint.stored import Stored
 from tilewise.checkpoint.tensors import FileTensor
 from tilewise.core.errors import CheckpointError, ConfigError
 from tilewise.core.validation import Validator, bare, shown
@@ -161,9 +162,7 @@ def _content(path: Path) -> Mapping[str, Any]:
     return content
 
 
-def without_zero_biases(
-    files: Mapping[str, FileTensor | QuantisedTensor], names: Collection[str]
-) -> Mapping[str, FileTensor | QuantisedTensor]:
+def without_zero_biases(files: Mapping[str, Stored], names: Collection[str]) -> Mapping[str, Stored]:
     """Tensors without biases that AutoGPTQ adds to quantised layers of models that have none.
 
     Args:
