@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tilewise.checkpoint.open_file import OpenFile
 from tilewise.core.dtypes import DTYPES
-from tilewise.formats import WeightFormat
+from tilewise.formats import KERNEL_FORMATS, WeightFormat
 
 __all__ = ["QuantisedTensor", "formats_of"]
 
@@ -103,5 +103,6 @@ class QuantisedTensor:
 
 
 def formats_of(weights: Mapping[str, object]) -> dict[str, str]:
-    """The formats of the quantised tensors among weights, by name."""
-    return {name: t.format.name for name, t in weights.items() if isinstance(t, QuantisedTensor)}
+    """The formats that quantised tensors among weights keep in memory, by name."""
+    blocks = {name: t.format.name for name, t in weights.items() if isinstance(t, QuantisedTensor)}
+    return {name: form for name, form in blocks.items() if form in KERNEL_FORMATS}

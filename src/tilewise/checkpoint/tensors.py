@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,9 +31,6 @@ from tilewise.checkpoint.quantised import QuantisedTensor
 from tilewise.core import CheckpointError
 from tilewise.core.validation import Validator, shown
 from tilewise.files.reading import Unreadable, open_regular
-
-if TYPE_CHECKING:
-    from tilewise.checkpoint.quantised import QuantisedTensor
 
 __all__ = [
     "Checksum",

@@ -13,7 +13,7 @@ from tilewise.core.errors import ConfigError
 from tilewise.core.validation import shown
 from tilewise.formats import gguf_blocks, group_blocks
 
-__all__ = ["FORMATS", "WeightFormat", "weight_format"]
+__all__ = ["FORMATS", "KERNEL_FORMATS", "WeightFormat", "weight_format"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class WeightFormat:
 
     @property
     def number(self) -> int:
-        """Its place in `FORMATS`, by which kernels know it."""
+        """Its place in `KERNEL_FORMATS`, by which kernels know it."""
         return _NUMBERS[self.name]
 
     @property
@@ -92,7 +92,14 @@ FORMATS = {
     }.items()
 }
 """Every format by name. Those of GGUF have llama.cpp's names; `group_blocks` describes the others."""
-_NUMBERS = {name: number for number, name in enumerate(FORMATS)}
+KERNEL_FORMATS = (
+    *("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"),
+    *("iq4_nl", "iq4_xs", "mxfp4"),
+)
+"""Formats that kernels read, in the order of native/kernels/quantised/formats.cc. Weights in other
+formats are expanded to bf16 when they are loaded.
+"""
+_NUMBERS = {name: number for number, name in enumerate(KERNEL_FORMATS)}
 
 
 def weight_format(name: str | WeightFormat) -> WeightFormat:

@@ -22,7 +22,7 @@ from tilewise.core.errors import ShapeError
 from tilewise.core.frozen import FrozenMap, freeze_maps
 from tilewise.core.mesh import Axes
 from tilewise.core.validation import Validator, shown
-from tilewise.formats import FORMATS, WeightFormat
+from tilewise.formats import FORMATS, KERNEL_FORMATS, WeightFormat
 from tilewise.ir.hints import Hint, as_tensor_layout
 
 __all__ = [
@@ -40,7 +40,7 @@ __all__ = [
 Label = DimLabel | None
 TensorForm = tuple[tuple[Size, ...], DType, tuple[Label, ...], str, int | None]
 PANEL_ROWS = 32  # of a packed weight; cuts never separate them, and storage is padded to them
-STORAGES = ("rows", "scalars", "packed", "vector", *FORMATS)
+STORAGES = ("rows", "scalars", "packed", "vector", *KERNEL_FORMATS)
 INITS = ("normal", "ones", "zeros")
 MAX_BYTES = 1 << 60
 METADATA = "__metadata__"  # reserved by safetensors files: no tensor may have this name
@@ -198,7 +198,7 @@ class TensorSpec:
             _invalid_metadata_name()
         if tile_hint is not None:
             tile_hint = _validate.integer("TensorSpec", "tile_hint", tile_hint, 1, MAX_SIZE)
-            if (storage == "packed" or storage in FORMATS) and tile_hint % PANEL_ROWS:
+            if (storage == "packed" or storage in KERNEL_FORMATS) and tile_hint % PANEL_ROWS:
                 rule = f"the tiles of a weight must consist of panels of {PANEL_ROWS} rows"
                 _validate.invalid("TensorSpec", rule, f"tile_hint={tile_hint}", "choose a multiple")
         if type(storage) is not str or storage not in STORAGES:
@@ -220,7 +220,7 @@ class TensorSpec:
     @property
     def is_packed(self) -> bool:
         """Whether it is a weight in panels, quantised or not."""
-        return self.storage == "packed" or self.storage in FORMATS
+        return self.storage == "packed" or self.storage in KERNEL_FORMATS
 
     @property
     def format(self) -> WeightFormat | None:
