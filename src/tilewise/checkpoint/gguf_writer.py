@@ -23,7 +23,7 @@ from tilewise.core.errors import CheckpointError
 from tilewise.files.writing import replace_file
 from tilewise.formats.quantise import quantise
 
-__all__ = ["GGUF_TYPES", "GgufTensor", "Value", "write_gguf"]
+__all__ = ["FILE_TYPES", "GGUF_TYPES", "GgufTensor", "Value", "write_gguf"]
 
 Array = NDArray[Any]
 Value = bool | int | float | str | Sequence[str] | Sequence[int] | Sequence[float]
