@@ -19,6 +19,7 @@ __all__ = ["quantise", "quantised_format"]
 Array = NDArray[Any]
 _LLAMA = {8: "q8_0", 4: "q4_0"}
 _RUN = 32
+_CHUNK_ELEMENTS = 1 << 15  # whose temporaries stay in a core's cache
 
 
 def quantised_format(bits: int, block: int) -> WeightFormat:
@@ -46,9 +47,18 @@ def quantise(values: Array, bits: int, block: int) -> NDArray[np.uint8]:
         uint8 `[n, row_bytes(k)]`.
     """
     kind, (n, k) = quantised_format(bits, block), values.shape
-    blocks = values.reshape(-1, block)
+    rows = np.empty((n, kind.row_bytes(k)), np.uint8)
+    step = max(1, _CHUNK_ELEMENTS // max(1, k))
+    for first in range(0, n, step):
+        chunk = np.ascontiguousarray(values[first : first + step])
+        rows[first : first + step] = _quantised(chunk, kind, bits, block)
+    return rows
+
+
+def _quantised(values: Array, kind: WeightFormat, bits: int, block: int) -> Array:
+    n, k = values.shape
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        codes, scales = (_int8 if bits == 8 else _int4)(blocks)
+        codes, scales = (_int8 if bits == 8 else _int4)(values.reshape(-1, block))
         scales = scales.astype(np.float16)
     if block != _RUN:
         unsigned = codes.view(np.uint8) ^ np.uint8(128) if bits == 8 else codes
@@ -56,8 +66,7 @@ def quantise(values: Array, bits: int, block: int) -> NDArray[np.uint8]:
         return GROUP_FORMATS[kind.name].pack(unsigned.reshape(n, k), scales.reshape(shape), 1 << (bits - 1))
     if bits == 4:
         codes = codes[:, : _RUN // 2] | codes[:, _RUN // 2 :] << 4
-    rows = np.concatenate([scales.view(np.uint8), codes.view(np.uint8)], axis=1)
-    return rows.reshape(n, -1)
+    return np.concatenate([scales.view(np.uint8), codes.view(np.uint8)], axis=1).reshape(n, -1)
 
 
 def _int8(blocks: Array) -> tuple[Array, Array]:
@@ -66,8 +75,9 @@ def _int8(blocks: Array) -> tuple[Array, Array]:
     scaled = blocks * np.where(scales == 0, np.float32(0), np.float32(1) / scales)
     magnitude = np.abs(scaled)
     whole = np.floor(magnitude)
-    rounded = whole + np.floor(2 * (magnitude - whole))  # ties away from zero, as roundf
-    return (np.sign(scaled) * rounded).astype(np.int8), scales
+    magnitude -= whole
+    whole += magnitude >= 0.5  # ties away from zero, as roundf
+    return np.copysign(whole, scaled, out=whole).astype(np.int8), scales
 
 
 def _int4(blocks: Array) -> tuple[Array, Array]:
@@ -78,5 +88,6 @@ def _int4(blocks: Array) -> tuple[Array, Array]:
     place = np.abs(blocks).argmax(axis=1)[:, None]
     scales = np.take_along_axis(blocks, place, axis=1) / np.float32(-8)
     inverse = np.where(scales == 0, np.float32(0), np.float32(1) / scales)
-    scaled = blocks * inverse + np.float32(8.5)
-    return np.trunc(scaled).astype(np.uint8).clip(0, 15), scales
+    scaled = blocks * inverse
+    scaled += np.float32(8.5)
+    return np.minimum(scaled.astype(np.uint8), 15), scales

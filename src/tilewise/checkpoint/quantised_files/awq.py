@@ -27,7 +27,6 @@ from tilewise.checkpoint.quantised_files.layers import (
     Layer,
     group_of_columns,
     layers,
-    unpack_words,
 )
 from tilewise.checkpoint.tensors import FileTensor
 
@@ -35,7 +34,7 @@ __all__ = ["Awq"]
 
 _INT32 = (np.dtype(np.int32),)
 _PER_WORD = 8
-_PLACES = np.argsort([0, 2, 4, 6, 1, 3, 5, 7])  # the place in a word of each of eight outputs
+_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output of each place in a word, lowest bits first
 
 
 class Awq(BaseModel):
@@ -97,6 +96,10 @@ class Awq(BaseModel):
 def _rows(packed: FileTensor, first: int, count: int) -> Array:
     """Columns of a packed tensor as rows, uint8 `[count, rows of the tensor]`."""
     begin, end = first // _PER_WORD, -(-(first + count) // _PER_WORD)
-    words = packed.columns(begin, end - begin).read()
-    columns = unpack_words(words, 4).reshape(len(words), -1, _PER_WORD)[:, :, _PLACES].reshape(len(words), -1)
-    return np.ascontiguousarray(columns[:, first - begin * _PER_WORD :][:, :count].T)
+    words = np.ascontiguousarray(packed.columns(begin, end - begin).read().T)
+    in_bytes = words.view(np.uint8).reshape(*words.shape, 4)
+    rows = np.empty((len(words), _PER_WORD, words.shape[1]), np.uint8)
+    for place, output in enumerate(_ORDER):
+        byte = in_bytes[..., place // 2]
+        rows[:, output] = byte >> 4 if place % 2 else byte & 15
+    return rows.reshape(-1, words.shape[1])[first - begin * _PER_WORD :][:count]

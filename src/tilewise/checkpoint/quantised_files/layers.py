@@ -110,7 +110,10 @@ def unpack_words(words: Array, bits: int) -> Array:
     row_bytes = np.ascontiguousarray(words).view(np.uint8)
     if bits == 8:
         return row_bytes
-    return np.stack([row_bytes & 15, row_bytes >> 4], axis=2).reshape(len(words), -1)
+    codes = np.empty((*row_bytes.shape, 2), np.uint8)
+    np.bitwise_and(row_bytes, 15, out=codes[..., 0])
+    np.right_shift(row_bytes, 4, out=codes[..., 1])
+    return codes.reshape(len(words), -1)
 
 
 def group_of_columns(layer: Layer, k: int, num_groups: int, group_size: int) -> int:
