@@ -28,11 +28,13 @@ from tilewise.core import CheckpointError
 from tilewise.core.validation import Validator, shown
 from tilewise.files.reading import Unreadable, read_json
 
-__all__ = ["INDEX", "SINGLE", "files_of_index", "open_weights"]
+__all__ = ["AUTOGPTQ", "INDEX", "SINGLE", "files_of_index", "open_weights"]
 
 _validate = Validator("checkpoint", CheckpointError)
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+AUTOGPTQ = "gptq_model-*.safetensors"
+"""The name that AutoGPTQ gave the file of weights, with bits and group size."""
 _PICKLED = re.compile(r".*\.(bin|pt|pth|pkl|ckpt)")
 
 
@@ -75,6 +77,9 @@ def _open_directory(path: Path) -> Mapping[str, FileTensor]:
     if os.path.lexists(path / INDEX):
         return _open_indexed(path)
     if not os.path.lexists(path / SINGLE):
+        names = sorted(entry.name for entry in path.glob(AUTOGPTQ))
+        if len(names) == 1:
+            return WeightsFile(path / names[0])
         _refuse_pickled(path)
     return WeightsFile(path / SINGLE)
 

@@ -156,6 +156,8 @@ def test_older_directories_have_their_settings_in_another_file(tmp_path):
         directory, weight = written(tmp_path / scheme.name, scheme, 8, 128)
         (directory / "config.json").write_text("{}")
         (directory / name).write_text(json.dumps(content))
+        if name == "quantize_config.json":  # AutoGPTQ's name of the weights
+            (directory / "model.safetensors").rename(directory / "gptq_model-4bit-32g.safetensors")
         assert np.array_equal(np.asarray(open_weights(directory)["layers.0.up.weight"]), weight)
 
 

@@ -7,6 +7,7 @@ settings that are not supported, by name, and tensors whose shapes or dtypes con
 """
 
 from tilewise.checkpoint.quantised_files.methods import (
+    OLDER_SETTINGS,
     QUANTISATION_KEYS,
     Quantisation,
     parse_quantisation,
@@ -15,6 +16,7 @@ from tilewise.checkpoint.quantised_files.methods import (
 )
 
 __all__ = [
+    "OLDER_SETTINGS",
     "QUANTISATION_KEYS",
     "Quantisation",
     "parse_quantisation",

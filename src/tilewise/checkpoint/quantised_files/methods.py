@@ -22,6 +22,7 @@ from tilewise.core.validation import Validator, bare, shown
 from tilewise.files.reading import Unreadable, first_problem, plain_json, read_whole
 
 __all__ = [
+    "OLDER_SETTINGS",
     "QUANTISATION_KEYS",
     "Quantisation",
     "parse_quantisation",
@@ -39,6 +40,8 @@ _METHODS: Mapping[str, type[BaseModel]] = {
 QUANTISATION_KEYS = ("quantization_config", "compression_config")
 """The fields of config.json that say how weights are quantised."""
 _OLDER_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+OLDER_SETTINGS = tuple(_OLDER_FILES)
+"""Files with the settings of GPTQ and AWQ, in directories whose config.json does not have them."""
 _ADVICE = "give the unquantised weights, or weights of a supported method"
 
 
