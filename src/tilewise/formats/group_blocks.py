@@ -16,6 +16,9 @@ of the scale. Its name is `ELEMENT_gBLOCK`, with `_bf16` or `_f32` if the scale 
 - `fp8_e4m3`: numbers of one sign bit, 4 bits of exponent (bias 7) and 3 of mantissa, one byte each,
   in order. 0x7f and 0xff are NaN; there is no infinity.
 
+The format `bf16` is for weights that no block expresses, because adjacent elements have different
+scales: blocks of one element, its number in bf16.
+
 The number of an integer element is `scale * (code - zero point)`, of an fp8 element `scale * code`,
 in fp32. With a scale of 16 bits both are exact.
 """
@@ -93,7 +96,7 @@ class GroupBlocks:
         zeros = blocks[:, kind.itemsize : kind.itemsize + 1].astype(np.float32)
         return np.asarray(scales * (codes.astype(np.float32) - zeros))
 
-    def pack(self, codes: Array, scales: Array, zeros: Array | int | None = None) -> Array:
+    def pack(self, codes: Array, scales: Array, zeros: Array | int | None = None) -> NDArray[np.uint8]:
         """Rows of blocks.
 
         Args:
@@ -124,8 +127,15 @@ GROUP_FORMATS: Mapping[str, GroupBlocks] = {
 }
 """Every format of this module, by name."""
 
+
+def _bf16(blocks: Array) -> Array:
+    """The numbers of blocks `[blocks, 2]` of the format `bf16`."""
+    return np.asarray(np.ascontiguousarray(blocks).view(_SCALES["bf16"]).astype(np.float32))
+
+
 FORMATS: Mapping[str, tuple[int, int, Callable[[Array], Array]]] = {
-    name: (one.block, one.block_bytes, one.values) for name, one in GROUP_FORMATS.items()
+    **{name: (one.block, one.block_bytes, one.values) for name, one in GROUP_FORMATS.items()},
+    "bf16": (1, 2, _bf16),
 }
 """Their rows of the table of formats: elements and bytes of a block, and its numbers."""
 

@@ -8,7 +8,7 @@ import pytest
 import safetensors.numpy
 
 from native.models.families import ids_of, our_logits
-from support.quantised_layers import SCHEMES, awq, compressed
+from support.quantised_layers import SCHEMES, awq, compressed, gptq
 from tilewise import models
 from tilewise.core import CheckpointError, ConfigError
 from tilewise.models.gpt2 import GPT2Config
@@ -44,7 +44,10 @@ def directories(folder, config, scheme, planted=0.0):
     return folder / "quantised", folder / "plain"
 
 
-@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
+SCATTERED = gptq(4, 64, 2, "scattered")
+
+
+@pytest.mark.parametrize("scheme", [*SCHEMES, SCATTERED], ids=lambda scheme: scheme.name)
 def test_logits_are_those_of_the_bf16_weights(tmp_path, scheme):
     """Of every method."""
     quantised, plain = directories(tmp_path, CONFIG, scheme)

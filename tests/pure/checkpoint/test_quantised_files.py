@@ -67,14 +67,17 @@ def test_a_block_lies_in_one_group(tmp_path):
         assert tensor.format.name == name and np.array_equal(np.asarray(tensor), weight)
 
 
-def test_scattered_groups_and_sizes_without_blocks_are_rejected(tmp_path):
-    """A block of adjacent inputs has one scale."""
-    with pytest.raises(
-        CheckpointError, match=r"'?layers\.0\.up'? must have groups of adjacent inputs.*static_groups"
-    ):
-        open_weights(written(tmp_path / "a", gptq(4, 64, 2, "scattered"), 8, 128)[0])
-    with pytest.raises(CheckpointError, match=r"multiples of 32.*40 inputs"):
-        open_weights(written(tmp_path / "b", awq(-1), 8, 40)[0])
+def test_weights_that_no_block_expresses_are_expanded(tmp_path, caplog):
+    """Act-order scatters the inputs of a group, or rows are not whole blocks. The bf16 numbers are the same."""
+    cases = [(gptq(4, 64, 2, "scattered"), 128), (gptq(8, 32, 1, "scattered", "f32"), 128), (awq(-1), 40)]
+    cases += [(compressed(4, 16), 48), (fp8("row", "float8"), 40)]
+    for number, (scheme, k) in enumerate(cases):
+        directory, weight = written(tmp_path / str(number), scheme, 8, k)
+        tensor = open_weights(directory)["layers.0.up.weight"]
+        assert tensor.format.name == "bf16" and "1 of 1 quantised weights are expanded" in caplog.text
+        expected = weight.astype(ml_dtypes.bfloat16).astype(np.float32)
+        assert np.array_equal(np.asarray(tensor), expected) and np.array_equal(tensor[3:7], expected[3:7])
+        caplog.clear()
 
 
 FAULTS = [

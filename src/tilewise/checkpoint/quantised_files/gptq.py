@@ -11,9 +11,9 @@ Tensors of a layer with n outputs and k inputs, `bits` per code, and G groups al
 
 The weight is `scales[g, n] * (code - zero)`. `gptq` files (version 1) store `zero - 1`, `gptq_v2`
 files store the zero point. With act-order (`desc_act`), inputs of a group may be scattered. Such a
-layer is accepted if each aligned run of at least 32 inputs is in one group, as with `static_groups`.
-Otherwise a block of adjacent inputs would need several scales, and the layer is rejected: a block
-format cannot express it, and reordering the columns would require reordered activations.
+layer stays in blocks if each aligned run of at least 32 inputs is in one group, as with
+`static_groups`. Otherwise a block of adjacent inputs would need several scales, and reordered columns
+would need reordered activations; the weight is then expanded to bf16, which is exact.
 """
 
 from __future__ import annotations

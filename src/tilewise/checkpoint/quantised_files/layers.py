@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import ml_dtypes
@@ -15,10 +16,10 @@ from tilewise.checkpoint.tensors import FileTensor
 from tilewise.core.errors import CheckpointError
 from tilewise.core.validation import Validator, bare, shown
 from tilewise.formats import weight_format
-from tilewise.formats.group_blocks import block_size, group_blocks
+from tilewise.formats.group_blocks import GroupBlocks, block_size, group_blocks
 
 __all__ = [
-    "BITS",
+    "EXPANDED",
     "SCALES",
     "Array",
     "GroupedWeight",
@@ -29,7 +30,8 @@ __all__ = [
 ]
 
 Array = NDArray[Any]
-BITS = (4, 8)
+EXPANDED = "bf16"
+"""The format of weights that no block expresses."""
 SCALES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32))
 _validate = Validator("checkpoint", CheckpointError)
 
@@ -158,50 +160,55 @@ class GroupedWeight:
     group_of: Array | None = None
 
     def tensor(self) -> QuantisedTensor:
-        """The weight in blocks.
-
-        Raises:
-            CheckpointError: no block divides its rows and groups.
-        """
-        n, k = self.shape
+        """The weight in blocks, or in the format `bf16` if no block divides its rows and groups."""
         block = self._block()
-        blocks = group_blocks(self.element, block, self.scale)
-        group_of = np.arange(k) // self.group if self.group_of is None else self.group_of
-        groups = group_of[::block]
-        middle = {"int4": 8, "int8": 128}.get(self.element)
+        if block is None:
+            name, read_blocks = EXPANDED, self._expanded
+        else:
+            blocks = group_blocks(self.element, block, self.scale)
+            name, read_blocks = blocks.name, partial(self._packed, blocks)
+        kind, begin = weight_format(name), self.source.begin
+        return QuantisedTensor(
+            self.source.file, f"{self.layer.name}.weight", kind, self.shape, read_blocks, begin
+        )
 
-        def read_blocks(first: int, count: int) -> NDArray[np.uint8]:
-            zeros = middle if self.zeros is None else self._checked(self.zeros(first, count))[:, groups]
-            scales = self.scales(first, count)[:, groups]
-            return blocks.pack(self.codes(first, count), scales, zeros)
+    def _packed(self, blocks: GroupBlocks, first: int, count: int) -> NDArray[np.uint8]:
+        """Rows in blocks."""
+        groups, zeros = self._groups()[:: blocks.block], self._zeros(first, count)
+        if zeros is not None and not isinstance(zeros, int):
+            zeros = zeros[:, groups]
+        return blocks.pack(self.codes(first, count), self.scales(first, count)[:, groups], zeros)
 
-        name = f"{self.layer.name}.weight"
-        begin = self.source.begin
-        return QuantisedTensor(self.source.file, name, weight_format(blocks.name), (n, k), read_blocks, begin)
+    def _expanded(self, first: int, count: int) -> NDArray[np.uint8]:
+        """Rows in the format `bf16`."""
+        groups, codes = self._groups(), self.codes(first, count)
+        scales, zeros = self.scales(first, count)[:, groups].astype(np.float32), self._zeros(first, count)
+        if zeros is None:
+            numbers = np.ascontiguousarray(codes).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+        else:
+            shifts = zeros if isinstance(zeros, int) else zeros[:, groups].astype(np.float32)
+            numbers = codes.astype(np.float32) - shifts
+        with np.errstate(invalid="ignore", over="ignore"):  # scales of damaged files may be infinite
+            return (scales * numbers).astype(ml_dtypes.bfloat16).view(np.uint8)
 
-    def _block(self) -> int:
-        """Elements of the largest block whose elements are all in one group."""
+    def _groups(self) -> Array:
+        """The group of each element along k."""
+        return np.arange(self.shape[1]) // self.group if self.group_of is None else self.group_of
+
+    def _block(self) -> int | None:
+        """Elements of the largest block whose elements are all in one group; None if there is none."""
         k = self.shape[1]
         if self.group_of is None:
-            block = block_size(k, self.group)
-            if block is None:
-                rule = "must have inputs and groups in multiples of 32"
-                got = f"{k} inputs in groups of {self.group}"
-                self.layer.invalid(rule, got, "give the unquantised weights")
-            return block
+            return block_size(k, self.group)
         changes = np.flatnonzero(np.diff(self.group_of)) + 1  # where another group begins
-        block = block_size(k, int(np.gcd.reduce(changes, initial=0)) or k)
-        if block is None:
-            self.layer.invalid(
-                "must have groups of adjacent inputs, at least 32 at a time, because a block has one scale",
-                "a g_idx that scatters them (desc_act with reordered groups)",
-                "quantise with desc_act off or static_groups on, or give the unquantised weights",
-            )
-        return block
+        return block_size(k, int(np.gcd.reduce(changes, initial=0)) or k)
 
-    def _checked(self, zeros: Array) -> Array:
+    def _zeros(self, first: int, count: int) -> Array | int | None:
+        """Zero points of rows; one number for all if the weight is symmetric, None for fp8."""
+        if self.zeros is None:
+            return {"int4": 8, "int8": 128}.get(self.element)
+        zeros = self.zeros(first, count)
         if zeros.size and zeros.max() > 255:
-            self.layer.invalid(
-                "must have zero points from 0 to 255", shown(int(zeros.max())), "quantise again"
-            )
+            got = shown(int(zeros.max()))
+            self.layer.invalid("must have zero points from 0 to 255", got, "quantise again")
         return zeros

@@ -15,9 +15,11 @@ from tilewise.checkpoint.quantised_files.awq import Awq
 from tilewise.checkpoint.quantised_files.compressed_tensors import CompressedTensors
 from tilewise.checkpoint.quantised_files.fp8 import Fp8
 from tilewise.checkpoint.quantised_files.gptq import Gptq
+from tilewise.checkpoint.quantised_files.layers import EXPANDED
 from tilewise.checkpoint.stored import Stored
 from tilewise.checkpoint.tensors import FileTensor
 from tilewise.core.errors import CheckpointError, ConfigError
+from tilewise.core.log import get_logger
 from tilewise.core.validation import Validator, bare, shown
 from tilewise.files.reading import Unreadable, first_problem, plain_json, read_whole
 
@@ -83,6 +85,15 @@ class Quantisation:
                 settings that are not supported.
         """
         weights = {tensor.name: tensor for tensor in self._method.weights(files)}
+        expanded = sorted(name for name, tensor in weights.items() if tensor.format.name == EXPANDED)
+        if expanded:
+            get_logger("checkpoint").warning(
+                "%d of %d quantised weights are expanded to bf16, because adjacent inputs have different scales or "
+                "rows are not a multiple of 32; the first is %s",
+                len(expanded),
+                len(weights),
+                bare(expanded[0]),
+            )
         quantised = {name.removesuffix(".weight") for name in weights}
         rest: dict[str, FileTensor] = {}
         for name, tensor in files.items():
