@@ -278,7 +278,37 @@ struct QuantisedForward : QuantisedProduct<D> {
   }
 };
 
-/// For one row block: words are used once, so they stay in registers or in L1.
+/// Rows that fit registers next to the words of a panel.
+struct DotInRegisters : DotBf16 {};
+struct BF16InRegisters {
+  using T = bf16;
+  using Dot = DotInRegisters;
+  static constexpr int kPerStep = 2;
+};
+
+}  // namespace
+
+template <>
+inline constexpr int kRowsOf<DotInRegisters> = kRegisterRows > 0 ? kRegisterRows : 1;
+
+namespace {
+
+/// For few rows: words are used once, so they stay in registers.
+template <class D>
+struct QuantisedRows : QuantisedProduct<D> {
+  static constexpr bool kPacksPanels = false;
+  static int64_t most_steps(int64_t, int64_t) { return kMostDirectSteps; }
+  void prepare(const MatmulQuantisedKernel& call) {
+    QuantisedProduct<D>::prepare(call);
+    this->max_group = int64_t{1} << 30;
+  }
+  const uint32_t* panel_base(int64_t term, int64_t number) const {
+    return reinterpret_cast<const uint32_t*>(this->panel(term, number));
+  }
+  void multiply(int64_t rows, const MicroArgs& call) const { this->format->few[rows - 1](call); }
+};
+
+/// For one row block: words stay in L1.
 template <class D>
 struct QuantisedBlock : QuantisedProduct<D> {
   static constexpr bool kPacksPanels = false;
@@ -293,7 +323,6 @@ struct QuantisedBlock : QuantisedProduct<D> {
     return reinterpret_cast<const uint32_t*>(this->panel(term, number));
   }
   void multiply(int64_t rows, const MicroArgs& call) const {
-    if (rows <= kFewRows && this->format->few[0] != nullptr) return this->format->few[rows - 1](call);
     alignas(64) uint32_t words[kBlockSteps * kPanel];
     alignas(64) float sums[kRowsOf<Dot> * kPanel];
     MicroArgs part = call;
@@ -371,6 +400,11 @@ void MatmulKernel<D>::run() const {
   run_weight_product<Forward, D>(*this);
 }
 
+template <class D>
+void run_in_registers(const MatmulQuantisedKernel& call) {
+  if constexpr (kRegisterRows > 0) run_weight_product<QuantisedRows, D>(call);
+}
+
 // kernel matmul_quantised  bf16
 //   out out:dt|f32[m n]
 //   in residual?[_ n], a...[m k*], w:i32!...[n _]
@@ -384,7 +418,9 @@ void MatmulKernel<D>::run() const {
 //   scratch product_scratch(steps, len(range) // 2)
 /// `matmul` with the numbers that the blocks mean, rounded to bf16. `format` is the number of the weights' format.
 void MatmulQuantisedKernel::run() const {
-  if (out.rows <= kRowsOf<ProductBF16::Dot>) {
+  if (out.rows <= kRegisterRows) {
+    run_in_registers<BF16InRegisters>(*this);
+  } else if (out.rows <= kRowsOf<ProductBF16::Dot>) {
     run_weight_product<QuantisedBlock, ProductBF16>(*this);
   } else {
     run_weight_product<QuantisedForward, ProductBF16>(*this);

@@ -93,70 +93,82 @@ bool pack(const uint8_t* rows, int64_t stride, int64_t num_rows, int64_t num_blo
 }
 
 #if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
-/// A product of R rows that reads a panel and keeps its words in registers. The same sums in the same order as those of
-/// the micro-kernels in microkernels.cc.
-template <class F, int R>
+/// A product of up to R rows that reads a panel and keeps its words in registers: the same sums in the same order as
+/// those of microkernels.cc. Many rows take half of the panel's lanes at a time, so that sums stay in registers, too.
+template <class F, int R, int Parts>
 void few_rows(const MicroArgs& x) {
-  __m512 acc[R][2];
-  for (int r = 0; r < R; ++r)
-    for (int j = 0; j < 2; ++j)
-      acc[r][j] = x.init ? _mm512_loadu_ps(x.init + r * kPanel + 16 * j) : _mm512_setzero_ps();
-  float* stack = x.stack;
-  for (const Segment* s = x.segments; s != x.segments + x.num_segments; ++s) {
-    const uint32_t* a = x.a + s->a;
-    const bool is_last = s + 1 == x.segments + x.num_segments;
-    if (is_last) expect(x.expected);
-    const int64_t begin = s->b / kPanel * 2, end = begin + 2 * s->steps;
-    const auto multiply = [&](int64_t step, __m512i low, __m512i high) TILEWISE_INLINED {
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) {
-        const __m512bh factor = (__m512bh)_mm512_set1_epi32(static_cast<int>(a[r * kRowStride + step]));
-        acc[r][0] = _mm512_dpbf16_ps(acc[r][0], factor, (__m512bh)low);
-        acc[r][1] = _mm512_dpbf16_ps(acc[r][1], factor, (__m512bh)high);
-      }
-    };
-    each_group<F>(reinterpret_cast<const uint8_t*>(x.b[s->term]), begin, end,
-                  [&](const uint8_t* block, int group, int64_t k) TILEWISE_INLINED {
-                    prefetch_ahead<F>(block, group);
-                    const int64_t first = (k - begin) / 2;
-                    if (k >= begin && k + kGroup <= end) {
-                      each_step<F>(block, group, [&](int step, __m512i low, __m512i high) TILEWISE_INLINED {
-                        multiply(first + step, low, high);
-                      });
-                      return;
-                    }
-                    alignas(64) uint32_t words[kGroupSteps * kPanel];
-                    expand_group<F>(block, group, words);
-                    for (int64_t step = larger(first, 0); step < smaller(first + kGroupSteps, s->steps); ++step) {
-                      const uint32_t* at = words + (step - first) * kPanel;
-                      multiply(step, _mm512_load_si512(at), _mm512_load_si512(at + 16));
-                    }
-                  });
-    if (!s->ends && !(is_last && x.out)) continue;
-    const float* addend = s->ends && s->addend >= 0 ? x.addend + s->addend : nullptr;
-    const int pops = s->ends ? s->pops : 0;
-    const bool pushes = s->ends && s->push;
-    const float* const top = stack;
-    stack -= pops * R * kPanel;
-    float* const to = pushes ? stack : is_last ? x.out : nullptr;
-    const int64_t pitch = pushes ? kPanel : x.out_pitch;
-#pragma GCC unroll 4
+  const auto rows = static_cast<int>(x.rows);
+  for (int half = 0; half < 2; half += Parts) {
+    __m512 acc[R][Parts];
+    const auto at = [half](auto* block, int r, int part)
+                        TILEWISE_INLINED { return block + r * kPanel + 16 * (half + part); };
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
-      for (int j = 0; j < 2; ++j) {
-        __m512 v = acc[r][j];
-        const int64_t at = r * kPanel + 16 * j;
-        if (addend) v = v + _mm512_loadu_ps(addend + at);
-        for (int pop = 1; pop <= pops; ++pop) v = _mm512_loadu_ps(top - pop * R * kPanel + at) + v;
-        if (to) _mm512_storeu_ps(to + r * pitch + 16 * j, v);
-        acc[r][j] = pushes ? _mm512_setzero_ps() : v;
-      }
-    if (pushes) stack += R * kPanel;
+      for (int p = 0; p < Parts; ++p)
+        acc[r][p] = x.init && r < rows ? _mm512_loadu_ps(at(x.init, r, p)) : _mm512_setzero_ps();
+    float* stack = x.stack;
+    for (const Segment* s = x.segments; s != x.segments + x.num_segments; ++s) {
+      const uint32_t* a = x.a + s->a;
+      const bool is_last = s + 1 == x.segments + x.num_segments;
+      if (is_last) expect(x.expected);
+      const int64_t begin = s->b / kPanel * 2, end = begin + 2 * s->steps;
+      const auto multiply = [&](int64_t step, const __m512i(&words)[Parts]) TILEWISE_INLINED {
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+          const __m512bh factor = (__m512bh)_mm512_set1_epi32(static_cast<int>(a[r * kRowStride + step]));
+          for (int p = 0; p < Parts; ++p) acc[r][p] = _mm512_dpbf16_ps(acc[r][p], factor, (__m512bh)words[p]);
+        }
+      };
+      each_group<F>(reinterpret_cast<const uint8_t*>(x.b[s->term]), begin, end,
+                    [&](const uint8_t* block, int group, int64_t k) TILEWISE_INLINED {
+                      if (half == 0) prefetch_ahead<F>(block, group);
+                      const int64_t first = (k - begin) / 2;
+                      if (k >= begin && k + kGroup <= end) {
+                        each_step<F, Parts>(block, group, half,
+                                            [&](int step, const __m512i(&words)[Parts])
+                                                TILEWISE_INLINED { multiply(first + step, words); });
+                        return;
+                      }
+                      alignas(64) uint32_t expanded[kGroupSteps * kPanel];
+                      expand_group<F>(block, group, expanded);
+                      for (int64_t i = larger(first, 0); i < smaller(first + kGroupSteps, s->steps); ++i) {
+                        __m512i words[Parts];
+                        for (int p = 0; p < Parts; ++p)
+                          words[p] = _mm512_load_si512(expanded + (i - first) * kPanel + 16 * (half + p));
+                        multiply(i, words);
+                      }
+                    });
+      if (!s->ends && !(is_last && x.out)) continue;
+      const float* addend = s->ends && s->addend >= 0 ? x.addend + s->addend : nullptr;
+      const int pops = s->ends ? s->pops : 0;
+      const bool pushes = s->ends && s->push;
+      const float* const top = stack;
+      stack -= static_cast<int64_t>(pops) * rows * kPanel;
+      float* const to = pushes ? stack : is_last ? x.out : nullptr;
+      const int64_t pitch = pushes ? kPanel : x.out_pitch;
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r)
+        for (int p = 0; p < Parts; ++p) {
+          __m512 v = acc[r][p];
+          if (r < rows) {
+            if (addend) v = v + _mm512_loadu_ps(at(addend, r, p));
+            for (int64_t pop = 1; pop <= pops; ++pop) v = _mm512_loadu_ps(at(top - pop * rows * kPanel, r, p)) + v;
+            if (to) _mm512_storeu_ps(to + r * pitch + 16 * (half + p), v);
+          }
+          acc[r][p] = pushes ? _mm512_setzero_ps() : v;
+        }
+      if (pushes) stack += rows * kPanel;
+    }
+    if (x.num_segments > 0 || !x.out) continue;
+    for (int r = 0; r < rows; ++r)
+      for (int p = 0; p < Parts; ++p) _mm512_storeu_ps(x.out + r * x.out_pitch + 16 * (half + p), acc[r][p]);
   }
-  if (x.num_segments > 0 || !x.out) return;
-  for (int r = 0; r < R; ++r)
-    for (int j = 0; j < 2; ++j) _mm512_storeu_ps(x.out + r * x.out_pitch + 16 * j, acc[r][j]);
 }
-#define TILEWISE_FEW(F) {few_rows<F, 1>, few_rows<F, 2>, few_rows<F, 3>, few_rows<F, 4>}
+#define TILEWISE_FEW(F)                                                            \
+  {few_rows<F, 1, 2>,  few_rows<F, 2, 2>,  few_rows<F, 3, 2>,  few_rows<F, 4, 2>,  \
+   few_rows<F, 8, 1>,  few_rows<F, 8, 1>,  few_rows<F, 8, 1>,  few_rows<F, 8, 1>,  \
+   few_rows<F, 12, 1>, few_rows<F, 12, 1>, few_rows<F, 12, 1>, few_rows<F, 12, 1>, \
+   few_rows<F, 16, 1>, few_rows<F, 16, 1>, few_rows<F, 16, 1>, few_rows<F, 16, 1>}
 #else
 #define TILEWISE_FEW(F) \
   {                     \

@@ -4,6 +4,13 @@
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 
+/// The most rows of a product that reads panels and keeps their words in registers; 0 where no level does.
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+inline constexpr int kRegisterRows = 16;
+#else
+inline constexpr int kRegisterRows = 0;
+#endif
+
 /// A format's functions. Panels are described in format.h; `panel` is the first byte of one.
 struct QuantisedFormat {
   const char* name;  // of src/tilewise/formats
@@ -15,9 +22,8 @@ struct QuantisedFormat {
   /// Makes blocks of a panel from up to 32 rows of a file, `stride` bytes apart. Missing rows become zero. Returns
   /// whether all scales are finite.
   bool (*pack)(const uint8_t* rows, int64_t stride, int64_t num_rows, int64_t num_blocks, uint8_t* panel);
-  /// Micro-kernels of 1 to kFewRows rows that read panels and keep words in registers; nullptr where the words of some
-  /// steps in L1 are as fast.
-  MicroFn few[kFewRows];
+  /// Micro-kernels of 1 to kRegisterRows rows, at x.rows - 1.
+  MicroFn few[kRegisterRows + 1];
 };
 
 inline constexpr int64_t kNumFormats = 13;

@@ -116,23 +116,28 @@ TILEWISE_INLINE float number_of(int code, float d, float m) {
 }
 
 #if defined(__AVX512BF16__)
-/// Calls use(step, low, high) with the words of every step of a group: rows 0 to 15, then 16 to 31.
-template <class F, class Use>
-TILEWISE_INLINE void each_step(const uint8_t* block, int group, const Use& use) {
+/// Calls use(step, words) with the words of every step of a group, for `Parts` times 16 rows from row 16 `first` on.
+/// These are factors of products: the sign of a zero may differ from that of the format's definition.
+template <class F, int Parts, class Use>
+TILEWISE_INLINE void each_step(const uint8_t* block, int group, int first, const Use& use) {
+  constexpr int N = 2 * Parts;  // vectors of 16 lanes
   const Planes<F> planes(block, group);
+  const int lane = 32 * first;
   const __m512i low4 = _mm512_set1_epi32(15);
   const __m512i pairs[2] = {_mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7),
                             _mm512_setr_epi32(8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15)};
-  __m512i c4[4] = {}, c2[4] = {}, c1[4] = {};
-  __m512 d[4], m[4];
-  [[maybe_unused]] __m512 table, upper;
-  if constexpr (F::kMeaning == Meaning::kTable && F::kBits == 4) table = _mm512_loadu_ps(F::kTable);
-  const __m512 count = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  constexpr bool kIsLookup = F::kBits < 6 && F::kMeaning != Meaning::kTable;
-  if constexpr (kIsLookup) {
+  __m512i c4[N] = {}, c2[N] = {}, c1[N] = {};
+  __m512 d[N], m[N];
+  // Codes of 4 bits become numbers where they are: every second one is 16 times as large, and its scale 1/16.
+  constexpr bool kIsInPlace = F::kBits == 4 && (F::kMeaning == Meaning::kCentred || F::kMeaning == Meaning::kAffine);
+  constexpr bool kHasTable = F::kBits < 6 && !kIsInPlace;
+  [[maybe_unused]] __m512 of_odd[N], table, upper;
+  if constexpr (kHasTable && F::kMeaning == Meaning::kTable) table = _mm512_loadu_ps(F::kTable);
+  if constexpr (kHasTable && F::kMeaning != Meaning::kTable) {
     // Codes of 2 or 3 bits leave other bits in the index, so that the table repeats.
     constexpr int kPeriod = F::kBits < 4 ? 1 << F::kBits : 16;
-    const __m512i index = _mm512_and_si512(_mm512_cvtps_epi32(count), _mm512_set1_epi32(kPeriod - 1));
+    const __m512i count = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i index = _mm512_and_si512(count, _mm512_set1_epi32(kPeriod - 1));
     table = _mm512_sub_ps(_mm512_cvtepi32_ps(index), _mm512_set1_ps(F::kOffset));
     upper = _mm512_add_ps(table, _mm512_set1_ps(16));
   }
@@ -143,33 +148,43 @@ TILEWISE_INLINE void each_step(const uint8_t* block, int group, const Use& use) 
 #pragma GCC unroll 2
   for (int h = 0; h < 2; ++h) {
     if (h == 0 || F::kSpan < kGroup)
-      for (int part = 0; part < 2; ++part) {
+      for (int part = 0; part < Parts; ++part) {
         Rows16 of_d, of_m;
-        Head<F>(block, part).scales(span_of<F>(group, h), of_d, of_m);
+        Head<F>(block, first + part).scales(span_of<F>(group, h), of_d, of_m);
+        if constexpr (kIsInPlace && F::kMeaning == Meaning::kCentred) of_m = of_d * static_cast<float>(-F::kOffset);
         for (int j = 0; j < 2; ++j) {  // each row has two lanes
           d[2 * part + j] = _mm512_permutexvar_ps(pairs[j], (__m512)of_d);
-          if constexpr (kHasMinimum<F>) m[2 * part + j] = _mm512_permutexvar_ps(pairs[j], (__m512)of_m);
+          if constexpr (kHasMinimum<F> || kIsInPlace) m[2 * part + j] = _mm512_permutexvar_ps(pairs[j], (__m512)of_m);
+          if constexpr (kIsInPlace) of_odd[2 * part + j] = _mm512_mul_ps(d[2 * part + j], _mm512_set1_ps(0.0625f));
         }
       }
-    for (int j = 0; j < 4; ++j) {
-      if constexpr (F::kHas4) c4[j] = _mm512_loadu_si512(planes.bits4 + (h * kGroupLanes + 16 * j) * 4);
+    for (int j = 0; j < N; ++j) {
+      const int at = lane + 16 * j;
+      if constexpr (F::kHas4) c4[j] = _mm512_loadu_si512(planes.bits4 + (h * kGroupLanes + at) * 4);
       if (h == 1) continue;
       if constexpr (F::kHas2) {
-        c2[j] = _mm512_loadu_si512(planes.bits2 + 16 * j * 4);
+        c2[j] = _mm512_loadu_si512(planes.bits2 + at * 4);
         if constexpr (F::kHas4) c2[j] = _mm512_rol_epi32(c2[j], 4);
       }
       if constexpr (F::kHas1) {
-        c1[j] = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(planes.bits1 + 16 * j * 2)));
+        c1[j] = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(planes.bits1 + at * 2)));
         c1[j] = _mm512_slli_epi32(c1[j], F::kShift1);
       }
     }
 #pragma GCC unroll 8
     for (int t = 0; t < 8; ++t) {
-      __m512 x[4];
-      for (int j = 0; j < 4; ++j) {
+      __m512 x[N];
+      for (int j = 0; j < N; ++j) {
+        if constexpr (kIsInPlace) {
+          const bool is_odd = t % 2 == 1;
+          const __m512i code = _mm512_and_si512(c4[j], is_odd ? _mm512_slli_epi32(low4, 4) : low4);
+          x[j] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(code), is_odd ? of_odd[j] : d[j], m[j]);
+          if (is_odd) c4[j] = _mm512_srli_epi32(c4[j], 8);
+          continue;
+        }
         if constexpr (F::kBits == 8) {
-          const __m128i bytes =
-              _mm_loadu_si128(reinterpret_cast<const __m128i*>(planes.bits8 + (8 * h + t) * kGroupLanes + 16 * j));
+          const __m128i bytes = _mm_loadu_si128(
+              reinterpret_cast<const __m128i*>(planes.bits8 + (8 * h + t) * kGroupLanes + lane + 16 * j));
           if constexpr (F::kMeaning == Meaning::kTable) {
             x[j] = _mm512_i32gather_ps(_mm512_cvtepu8_epi32(bytes), F::kTable, 4);
           } else {
@@ -199,7 +214,9 @@ TILEWISE_INLINE void each_step(const uint8_t* block, int group, const Use& use) 
           x[j] = _mm512_mul_ps(x[j], d[j]);
         }
       }
-      use(8 * h + t, (__m512i)_mm512_cvtne2ps_pbh(x[1], x[0]), (__m512i)_mm512_cvtne2ps_pbh(x[3], x[2]));
+      __m512i words[Parts];
+      for (int part = 0; part < Parts; ++part) words[part] = (__m512i)_mm512_cvtne2ps_pbh(x[2 * part + 1], x[2 * part]);
+      use(8 * h + t, words);
     }
   }
 }
@@ -226,9 +243,9 @@ TILEWISE_INLINE RowScales scales_of_row(const uint8_t* block, int group, int row
 template <class F>
 TILEWISE_INLINE void expand_group(const uint8_t* block, int group, uint32_t* to) {
 #if defined(__AVX512BF16__)
-  each_step<F>(block, group, [to](int step, __m512i low, __m512i high) TILEWISE_INLINED {
-    _mm512_storeu_si512(to + step * kPanel, low);
-    _mm512_storeu_si512(to + step * kPanel + 16, high);
+  each_step<F, 2>(block, group, 0, [to](int step, const __m512i(&words)[2]) TILEWISE_INLINED {
+    _mm512_storeu_si512(to + step * kPanel, words[0]);
+    _mm512_storeu_si512(to + step * kPanel + 16, words[1]);
   });
 #else
   const Planes<F> planes(block, group);
