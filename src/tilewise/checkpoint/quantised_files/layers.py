@@ -189,7 +189,8 @@ class GroupedWeight:
             shifts = zeros if isinstance(zeros, int) else zeros[:, groups].astype(np.float32)
             numbers = codes.astype(np.float32) - shifts
         with np.errstate(invalid="ignore", over="ignore"):  # scales of damaged files may be infinite
-            return (scales * numbers).astype(ml_dtypes.bfloat16).view(np.uint8)
+            rounded: Array = (scales * numbers).astype(ml_dtypes.bfloat16)
+        return np.asarray(rounded.view(np.uint8))
 
     def _groups(self) -> Array:
         """The group of each element along k."""
