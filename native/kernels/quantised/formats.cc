@@ -112,30 +112,27 @@ void few_rows(const MicroArgs& x) {
       const bool is_last = s + 1 == x.segments + x.num_segments;
       if (is_last) expect(x.expected);
       const int64_t begin = s->b / kPanel * 2, end = begin + 2 * s->steps;
-      const auto multiply = [&](int64_t step, const __m512i(&words)[Parts]) TILEWISE_INLINED {
+      const auto multiply = [&](int64_t step, __m512i low, __m512i high) TILEWISE_INLINED {
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
           const __m512bh factor = (__m512bh)_mm512_set1_epi32(static_cast<int>(a[r * kRowStride + step]));
-          for (int p = 0; p < Parts; ++p) acc[r][p] = _mm512_dpbf16_ps(acc[r][p], factor, (__m512bh)words[p]);
+          acc[r][0] = _mm512_dpbf16_ps(acc[r][0], factor, (__m512bh)low);
+          if constexpr (Parts == 2) acc[r][1] = _mm512_dpbf16_ps(acc[r][1], factor, (__m512bh)high);
         }
       };
       each_group<F>(reinterpret_cast<const uint8_t*>(x.b[s->term]), begin, end,
                     [&](const uint8_t* block, int group, int64_t k) TILEWISE_INLINED {
                       if (half == 0) prefetch_ahead<F>(block, group);
                       const int64_t first = (k - begin) / 2;
-                      if (k >= begin && k + kGroup <= end) {
-                        each_step<F, Parts>(block, group, half,
-                                            [&](int step, const __m512i(&words)[Parts])
-                                                TILEWISE_INLINED { multiply(first + step, words); });
-                        return;
-                      }
+                      if (k >= begin && k + kGroup <= end)
+                        return each_step<F, Parts>(block, group, half,
+                                                   [&](int step, __m512i low, __m512i high)
+                                                       TILEWISE_INLINED { multiply(first + step, low, high); });
                       alignas(64) uint32_t expanded[kGroupSteps * kPanel];
                       expand_group<F>(block, group, expanded);
                       for (int64_t i = larger(first, 0); i < smaller(first + kGroupSteps, s->steps); ++i) {
-                        __m512i words[Parts];
-                        for (int p = 0; p < Parts; ++p)
-                          words[p] = _mm512_load_si512(expanded + (i - first) * kPanel + 16 * (half + p));
-                        multiply(i, words);
+                        const uint32_t* words = expanded + (i - first) * kPanel + 16 * half;
+                        multiply(i, _mm512_loadu_si512(words), _mm512_loadu_si512(words + (Parts == 1 ? 0 : 16)));
                       }
                     });
       if (!s->ends && !(is_last && x.out)) continue;
