@@ -189,8 +189,19 @@ def _model_config() -> list[bytes]:
             **sizes,
             "num_attention_heads": 4,
             "original_max_position_embeddings": 16,
-            "rope_scaling": {"type": "su", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
+            "partial_rotary_factor": 0.75,
+            "rope_scaling": {"type": "su", "short_factor": [1.0] * 3, "long_factor": [2.0] * 3},
         },
+        {
+            "model_type": "smollm3",
+            **sizes,
+            "num_attention_heads": 4,
+            "no_rope_layers": [1, 0],
+            "use_sliding_window": True,
+            "sliding_window": 7,
+        },
+        {"model_type": "olmo2", **sizes, "num_attention_heads": 4},
+        {"model_type": "granite", **sizes, "num_attention_heads": 4, "residual_multiplier": 0.22},
     ]
     return [_json(config) for config in (plain.to_dict(), llama3, new, *others)]
 

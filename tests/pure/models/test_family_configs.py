@@ -34,6 +34,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "_sliding_window_pattern": 2,
     },
     "phi3": {**SIZES, "rope_scaling": LONG, "original_max_position_embeddings": 16},
+    "smollm3": {**SIZES, "no_rope_layers": [1, 0, 1, 1, 0], "use_sliding_window": True, "sliding_window": 9},
+    "olmo2": {**SIZES, "attention_bias": True},
+    "granite": {**SIZES, "embedding_multiplier": 12, "attention_multiplier": 0.1, "logits_scaling": 8.0},
     "gpt2": {**GPT2, "n_inner": None, "n_ctx": 64},
     "bert": {**SIZES, "position_embedding_type": "absolute", "hidden_dropout_prob": 0.1},
 }
@@ -235,11 +238,40 @@ UNSUPPORTED: dict[str, list[tuple[dict[str, Any], str]]] = {  # changes of a fam
         ({"rope_scaling": {**LONG, "long_factor": [1.0]}}, "long_factor must be a list of 4"),
         ({"rope_scaling": {**LONG, "short_factor": [1.0] * 3 + ["x"]}}, "short_factor"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "absent or longrope"),
-        ({"partial_rotary_factor": 0.75}, "partial_rotary_factor"),
+        ({"partial_rotary_factor": 0.5}, "short_factor must be a list of 2"),
+        ({"partial_rotary_factor": 0.1, "rope_scaling": None}, "partial_rotary_factor must rotate an even"),
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor must lie in"),
+        ({"partial_rotary_factor": "1"}, "partial_rotary_factor"),
+        (
+            {"partial_rotary_factor": 0.5, "rope_scaling": {**LONG, "partial_rotary_factor": 1.0}},
+            "partial_rotary_factor must equal",
+        ),
+        ({"full_attn_mod": 2}, "full_attn_mod must be 1"),
+        ({"lm_head_bias": True}, "lm_head_bias must be False"),
         (
             {"rope_scaling": {**LONG, "original_max_position_embeddings": 7}},
             "original_max_position_embeddings must equal",
         ),
+    ],
+    "smollm3": [
+        ({"no_rope_layers": [1, 0]}, "no_rope_layers must name at least 4 layers"),
+        ({"no_rope_layers": [1, 0, 2, 1]}, "no_rope_layers must have values of 0 or 1"),
+        ({"no_rope_layer_interval": 0}, "no_rope_layer_interval"),
+        ({"sliding_window": 0}, "sliding_window"),
+        ({"use_sliding_window": False, "layer_types": ["sliding_attention"] * 4}, "sliding_window must be set"),
+        ({"layer_types": ["full_attention"] * 5}, "layer_types must name 4 layers"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1"),
+    ],
+    "olmo2": [
+        ({"clip_qkv": 8.0}, "clip_qkv must be a field"),
+        ({"attention_bias": "yes"}, "attention_bias"),
+    ],
+    "granite": [
+        ({"logits_scaling": 0.0}, "logits_scaling must lie in"),
+        ({"residual_multiplier": -0.5}, "residual_multiplier must lie in"),
+        ({"embedding_multiplier": 1e30}, "embedding_multiplier must lie in"),
+        ({"attention_multiplier": "x"}, "attention_multiplier"),
+        ({"num_local_experts": 40}, "num_local_experts must be a field"),
     ],
     "gpt2": [
         ({"n_embd": 30}, "n_embd must divide by n_head"),
@@ -348,6 +380,20 @@ def test_kinds_of_layers():
     assert [kind.window for kind in qwen] == [None, None, 9, 9]
     assert [kind.window for kind in gemma2] == [4096, None, 4096, None]
     assert [(kind.window, kind.rope) for kind in gemma3] == [(4096, 1), (None, 0), (4096, 1), (None, 0)]
+    layers = read("smollm3").decoder.layers
+    assert [(kind.window, kind.rope) for kind in layers] == [(None, 0), (9, None), (None, 0), (None, 0)]
+    every = read("smollm3", no_rope_layers=None, no_rope_layer_interval=2, use_sliding_window=False)
+    assert [kind.rope for kind in every.decoder.layers] == [0, None, 0, None]
+
+
+def test_both_spellings_of_a_partial_rotation():
+    """Next to the scaling, or in `rope_parameters`; with and without a scaling."""
+    for scaling in ({"rope_type": "default"}, {**LONG, "short_factor": [1.0] * 3, "long_factor": [2.0] * 3}):
+        nested = {**scaling, "rope_theta": 1e4, "partial_rotary_factor": 0.8}
+        config = read("phi3", rope_scaling=None, rope_parameters=nested)
+        above = None if scaling["rope_type" if "rope_type" in scaling else "type"] == "default" else scaling
+        assert config == read("phi3", rope_scaling=above, partial_rotary_factor=0.8)
+        assert config.rope().rotary_dim == 6
 
 
 def test_scaled_gemma_multiplies_its_context_once():

@@ -70,7 +70,7 @@ class Gemma3Config(GemmaConfig):
         local = Rope(self.rope_local_base_freq, self.max_position_embeddings)
         ropes = (self.rope(), local)
         longest = self.max_position_embeddings  # it includes the scaling of RoPE
-        return self.as_gemma(self.kinds(), qk_norm=True, ropes=ropes, max_positions=longest)
+        return self.as_gemma(self.kinds(), qk_norm="head", ropes=ropes, max_positions=longest)
 
 
 def _flattened(
