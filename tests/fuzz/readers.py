@@ -176,6 +176,13 @@ def _model_config() -> list[bytes]:
         {"model_type": "gemma2", **sizes, "num_attention_heads": 4, "attn_logit_softcapping": 50.0},
         {"model_type": "gemma3_text", **sizes, "num_attention_heads": 4, "sliding_window_pattern": 2},
         {
+            "architectures": ["Gemma3ForConditionalGeneration"],
+            "model_type": "gemma3",
+            "text_config": {**sizes, "model_type": "gemma3_text", "num_attention_heads": 4},
+            "vision_config": {"hidden_size": 8},
+            "eos_token_id": [1, 3],
+        },
+        {
             "model_type": "gpt2",
             "vocab_size": VOCABULARY,
             "n_embd": 32,

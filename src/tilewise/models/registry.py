@@ -114,9 +114,12 @@ def config_from_dict(
         )
         family = next((one for name, one in classes if name == names[0]), None)
     if family is None:
+        family = next((one for one in FAMILIES.values() if one.config.contained_in(values)), None)
+    if family is None:
+        containers = [kind for one in FAMILIES.values() for kind in one.config.containers]
         raise ConfigError(
-            f"[models.open] model_type must be one of {', '.join(FAMILIES)}; got {shown(kind)} with architectures "
-            f"{shown(names)}; give a model of one of these families"
+            f"[models.open] model_type must be one of {', '.join([*FAMILIES, *containers])}; got {shown(kind)} with "
+            f"architectures {shown(names)}; give a model of one of these families"
         )
     return family.config.from_dict(values, ignore=ignore, where=where, only_known=only_known)
 

@@ -329,7 +329,7 @@ def test_unsupported_fields_are_rejected_by_name(family, changes, words):
         {"model_type": "mamba"},
         {"architectures": "LlamaForCausalLM"},
         {"architectures": ["LlamaForCausalLM", "X"]},
-        {"model_type": "gemma3", "text_config": {}},
+        {"model_type": "gemma3", "architectures": ["Gemma3ForSequenceClassification"], "text_config": {}},
     ],
     ids=str,
 )
@@ -402,6 +402,39 @@ def test_scaled_gemma_multiplies_its_context_once():
     for family, times in (("gemma3_text", 1), ("llama", 8)):
         config = read(family, rope_scaling=scaling, max_position_embeddings=64)
         assert models.max_context(config) == 64 * times
+
+
+def test_text_part_of_models_with_images():
+    """Token ids of the whole model take precedence; other fields must agree; fields of images are
+    not read.
+    """
+    text = {**FAMILIES["gemma3_text"], "eos_token_id": 5, "rms_norm_eps": 1e-5, "model_type": "gemma3_text"}
+    whole = {
+        "model_type": "gemma3",
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "text_config": text,
+        "vision_config": {"hidden_size": 7},
+        "image_token_index": 262144,
+        "initializer_range": 0.5,
+    }
+
+    def read_whole(**changes):
+        return models.config_from_dict({k: v for k, v in {**whole, **changes}.items() if v != "absent"})
+
+    alone = models.config_from_dict(text)
+    assert read_whole() == read_whole(architectures=None) == read_whole(model_type="absent") == alone
+    assert read_whole(eos_token_id=[1, 6]).eos_token_ids == (1, 6)
+    assert read_whole(eos_token_id=None, rms_norm_eps=1e-5, dtype="bfloat16").eos_token_ids == (5,)
+    for changes, words in (
+        ({"rms_norm_eps": 0.5}, "rms_norm_eps must equal text_config.rms_norm_eps"),
+        ({"text_config": None}, "text_config must have the fields of the text model"),
+        ({"text_config": {}}, "hidden_size"),
+        ({"text_config": {**text, "model_type": "llama"}}, "text_config.model_type must be gemma3_text"),
+        ({"num_experts": 8}, "num_experts must be a field"),
+        ({"architectures": ["Gemma3ForSequenceClassification"]}, "model_type must be one of .*gemma3_text"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            read_whole(**changes)
 
 
 STRANGE = [0, -1, 1, True, 1.5, None, "x", 1 << 63, float("nan"), [1], (), b"x", {}, {"a": 1}]
