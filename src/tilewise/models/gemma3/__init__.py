@@ -6,6 +6,6 @@ from tilewise.models.family import decoder_family
 from tilewise.models.gemma3.gemma3_config import Gemma3Config
 from tilewise.models.gemma3.weights import INSIDE, VISION
 
-__all__ = ["FAMILY", "Gemma3Config"]
+__all__ = ["FAMILY", "INSIDE", "VISION", "Gemma3Config"]
 
 FAMILY = decoder_family(Gemma3Config, inside=INSIDE, others=VISION)
