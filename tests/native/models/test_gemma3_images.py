@@ -9,12 +9,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
 
 from native.models.families import SIZES, batch_of, ids_of, our_logits, their_logits, training_graph
-from tilewise import models
+from tilewise import LLM, SamplingParams, models
 from tilewise.checkpoint import save_pretrained
 from tilewise.core import CheckpointError, log
+from tilewise.data import train_tokenizer
 
 TEXT = {
     **SIZES,
+    "vocab_size": 300,
     "num_hidden_layers": 3,
     "layer_types": ["sliding_attention"] * 2 + ["full_attention"],
     "query_pre_attn_scalar": 20,
@@ -37,7 +39,7 @@ def model():
     """A small model with images, with weights so large that logits differ clearly."""
     torch.manual_seed(1)
     config = Gemma3Config(
-        text_config=dict(TEXT), vision_config=IMAGES, mm_tokens_per_image=4, image_token_index=130
+        text_config=dict(TEXT), vision_config=IMAGES, mm_tokens_per_image=4, image_token_index=299
     )
     made = Gemma3ForConditionalGeneration(config).eval()
     with torch.no_grad():
@@ -117,3 +119,20 @@ def test_gradients_and_files_of_the_text_model(model, tmp_path):
         assert torch.equal(again.state_dict()[name], p), name
     ids = ids_of(20)
     assert np.array_equal(their_logits(again, ids), their_logits(model, ids))
+
+
+def test_engine_generates_text_from_files_with_images(model, tmp_path):
+    """Greedy tokens are those of transformers, as long as the top logit leads clearly."""
+    model.save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").unlink(missing_ok=True)
+    train_tokenizer(["ab" * 20], vocab_size=290).save(str(tmp_path / "tokenizer.json"))
+    ids = ids_of(20)
+    with LLM(tmp_path, dtype="f32", max_num_seqs=1, max_model_len=64) as llm:
+        settings = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+        (output,) = llm.generate([ids], settings)
+    tokens = list(output.outputs[0].token_ids)
+    logits = their_logits(model, [*ids, *tokens[:-1]])[len(ids) - 1 :]
+    best = np.sort(logits, axis=1)[:, -2:]
+    clear = best[:, 1] - best[:, 0] > 1e-3
+    assert clear.sum() > 6
+    assert np.array_equal(np.array(tokens)[clear], logits.argmax(axis=1)[clear])
