@@ -79,7 +79,7 @@ def test_text_model_in_both_notations(model, spelling, tmp_path, caplog, monkeyp
     ours, theirs = our_logits(tmp_path, ids), their_logits(model, ids)
     assert np.abs(ours - theirs).max() <= 1e-4 * np.abs(theirs).max()
     assert np.abs(our_logits(tmp_path, ids[::-1]) - theirs).max() > 1e-2 * np.abs(theirs).max()
-    (line,) = [record.getMessage() for record in caplog.records if "images" in record.getMessage()]
+    (line,) = [record.getMessage() for record in caplog.records if "vision model" in record.getMessage()]
     assert "only the text model" in line
     modules["model.vision_tower_2.weight"] = torch.zeros(1)
     save_file({(spelling or str)(name): tensor for name, tensor in modules.items()}, path)
