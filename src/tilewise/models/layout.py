@@ -114,7 +114,9 @@ class FileLayout:
         names = [name for name in files if self.others is None or not re.fullmatch(self.others, name)]
         if left := len(files) - len(names):
             rule = "only the text model of these files is used"
-            warn_once("models", f"[models.open_weights] {rule}; {left} tensors of the vision model are not read")
+            warn_once(
+                "models", f"[models.open_weights] {rule}; {left} tensors of the vision model are not read"
+            )
         own = {}
         for name in names:
             prefix = next(filter(name.startswith, self.inside), "")

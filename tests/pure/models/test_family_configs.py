@@ -429,6 +429,8 @@ def test_text_part_of_models_with_images():
         ({"rms_norm_eps": 0.5}, "rms_norm_eps must equal text_config.rms_norm_eps"),
         ({"text_config": None}, "text_config must have the fields of the text model"),
         ({"text_config": {}}, "hidden_size"),
+        ({"text_config": {**text, "final_logit_softcapping": 30.0}}, "final_logit_softcapping must be null"),
+        ({"text_config": {**text, "tie_word_embeddings": False}}, "tie_word_embeddings must equal"),
         ({"text_config": {**text, "model_type": "llama"}}, "text_config.model_type must be gemma3_text"),
         ({"num_experts": 8}, "num_experts must be a field"),
         ({"architectures": ["Gemma3ForSequenceClassification"]}, "model_type must be one of .*gemma3_text"),

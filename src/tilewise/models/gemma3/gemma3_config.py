@@ -75,10 +75,14 @@ class Gemma3Config(GemmaConfig):
         kind, place = fields.pop("model_type", None), f"{_TEXT}.model_type"
         _validate.require(family, kind in (None, family), place, f"must be {family}", kind, "correct it")
         fields.pop("architectures", None)
+        cap, rule = "final_logit_softcapping", "must be null, because models with images do not cap logits"
+        _validate.require(
+            family, fields.get(cap) is None, f"{_TEXT}.{cap}", rule, fields.get(cap), "remove it"
+        )
         # fields without effect may differ, as each config class has its own defaults; token ids above
         # are those of the whole model
         unread = {"model_type", "architectures", _TEXT, *_IMAGES, *WITHOUT_EFFECT}
-        for name, value in data.items():
+        for name, value in {"tie_word_embeddings": True, **data}.items():
             if name in _TOKENS and value is not None:
                 fields[name] = value
             elif name not in unread:
