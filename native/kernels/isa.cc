@@ -12,6 +12,7 @@
 #include "kernels/kernel.h"
 #include "kernels/loading/weights.h"
 #include "kernels/machine_levels.h"
+#include "kernels/quantised/blocks.h"
 #include "kernels/sampling/softmax.h"
 
 #define TILEWISE_DECLARE_ENTRIES(ns, entries) EntryList entries();
@@ -21,6 +22,7 @@
   namespace tilewise::kernels::ns {                  \
   TILEWISE_EACH_FAMILY(TILEWISE_DECLARE_ENTRIES, ns) \
   TILEWISE_DECLARE_STORE                             \
+  QuantisedFns quantised_fns();                      \
   SoftmaxFns softmax_fns();                          \
   }
 TILEWISE_EACH_BUILT_LEVEL(TILEWISE_DECLARE_LEVEL)
@@ -34,6 +36,7 @@ struct Level {
   std::string_view name;
   bool available;
   StoreFn store;
+  QuantisedFns quantised;
   SoftmaxFns softmax;
   Table table;
 };
@@ -57,7 +60,8 @@ bool can_run(std::string_view name) {
 std::vector<Level> make_levels() {
   std::vector<Level> levels;
 #define TILEWISE_ADD_LEVEL(ns) \
-  levels.push_back({#ns, can_run(#ns), ns::store_weights, ns::softmax_fns(), TILEWISE_LEVEL_TABLE(ns)});
+  levels.push_back(            \
+      {#ns, can_run(#ns), ns::store_weights, ns::quantised_fns(), ns::softmax_fns(), TILEWISE_LEVEL_TABLE(ns)});
   TILEWISE_EACH_BUILT_LEVEL(TILEWISE_ADD_LEVEL)
   return levels;
 }
@@ -139,6 +143,10 @@ const Entry* find_kernel_at(std::string_view level, std::string_view name) {
 }
 
 StoreFn find_store() { return level_of_process().store; }
+
+QuantisedFns find_quantised() { return level_of_process().quantised; }
+
+QuantisedFns find_quantised_at(std::string_view level) { return level_named(level, "isa").quantised; }
 
 const SoftmaxFns& find_softmax() { return level_of_process().softmax; }
 

@@ -1,11 +1,12 @@
 // matmul, matmul_dx, gemm, and loops that measure the peak speed.
 //
-// matmul reads packed weights in place; matmul_dx transposes them per task, or the other operand and the result; gemm
-// packs both plain operands.
+// matmul reads packed weights in place; matmul_quantised makes their words first; matmul_dx transposes them per task,
+// or the other operand and the result; gemm packs both plain operands.
 #include "kernels/declared/matmul.h"
 
 #include "kernels/kernel.h"
 #include "kernels/product.h"
+#include "kernels/quantised/formats.h"
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
@@ -14,6 +15,7 @@ namespace {
 // kWindowSteps.
 inline constexpr int64_t kDirectSteps = kMaxRows > 6 ? 3072 : 1024, kWindowSteps = kMaxRows > 6 ? 1024 : 512;
 inline constexpr int64_t kMostDirectSteps = 8192;
+inline constexpr int64_t kPanelsAtATime = 4;  // of quantised weights
 // Prefetch distance in rows while A is packed; 0 where prefetching is slower.
 inline constexpr int64_t kRowsAhead = kMaxRows > 6 ? 0 : 4;
 
@@ -249,8 +251,82 @@ struct TransposedInputGradient : WeightProduct<D> {
   }
 };
 
-template <template <class> class Op, class D, template <class> class Kernel>
-void run_weight_product(const Kernel<D>& call, bool transposed = false) {
+/// What forward products of quantised weights have in common.
+template <class D>
+struct QuantisedProduct : RowProduct<D> {
+  const QuantisedFormat* format;
+  Tiles<const int32_t, 2> blocks;
+
+  void prepare(const MatmulQuantisedKernel& call) {
+    format = &kFormats[call.format];
+    blocks = call.w;
+    this->max_group = kPanelsAtATime;
+  }
+  const uint8_t* panel(int64_t term, int64_t number) const {
+    return reinterpret_cast<const uint8_t*>(blocks[term].row(number * kPanel));
+  }
+};
+
+/// Words of a few panels at a time are made in L2, for many row blocks.
+template <class D>
+struct QuantisedForward : QuantisedProduct<D> {
+  static constexpr bool kPacksPanels = true;
+  static int64_t most_steps(int64_t, int64_t) { return kWindowSteps; }
+  void pack_panels(uint32_t* to, int64_t words, int64_t first, int64_t count, const Copy& c) {
+    for (int64_t p = 0; p < count; ++p)
+      this->format->expand(this->panel(c.term, first + p), c.begin, c.end, to + p * words);
+  }
+};
+
+/// For one row block: words are used once, so they stay in registers or in L1.
+template <class D>
+struct QuantisedBlock : QuantisedProduct<D> {
+  static constexpr bool kPacksPanels = false;
+  using Dot = typename D::Dot;
+
+  static int64_t most_steps(int64_t, int64_t) { return kMostDirectSteps; }
+  void prepare(const MatmulQuantisedKernel& call) {
+    QuantisedProduct<D>::prepare(call);
+    this->max_group = int64_t{1} << 30;
+  }
+  const uint32_t* panel_base(int64_t term, int64_t number) const {
+    return reinterpret_cast<const uint32_t*>(this->panel(term, number));
+  }
+  void multiply(int64_t rows, const MicroArgs& call) const {
+    if (rows <= kFewRows && this->format->few[0] != nullptr) return this->format->few[rows - 1](call);
+    alignas(64) uint32_t words[kBlockSteps * kPanel];
+    alignas(64) float sums[kRowsOf<Dot> * kPanel];
+    MicroArgs part = call;
+    if (call.num_segments == 0) return micro_for<Dot, ALayout::kRows>(rows)(call);
+    part.num_segments = 1;
+    part.every_ahead = part.every_piece = INT32_MAX;  // expanding prefetches the panel
+    part.pieces = nullptr;
+    for (const Segment* s = call.segments; s != call.segments + call.num_segments; ++s) {
+      const bool is_last = s + 1 == call.segments + call.num_segments;
+      const int64_t begin = s->b / kPanel * D::kPerStep;
+      this->format->expand(reinterpret_cast<const uint8_t*>(call.b[s->term]), begin, begin + s->steps * D::kPerStep,
+                           words);
+      Segment moved = *s;
+      moved.b = 0;
+      moved.term = 0;
+      const uint32_t* const base = words;
+      part.segments = &moved;
+      part.b = &base;
+      part.out = is_last ? call.out : s->ends ? nullptr : sums;
+      part.out_pitch = is_last ? call.out_pitch : kPanel;
+      if (!is_last) part.expected[0] = part.expected[1] = {};
+      micro_for<Dot, ALayout::kRows>(rows)(part);
+      part.init = s->ends ? nullptr : sums;
+      part.stack += (s->push - s->pops) * rows * kPanel;
+      if (s->ends && !s->push) part.init = nullptr;
+      part.expected[0] = call.expected[0];
+      part.expected[1] = call.expected[1];
+    }
+  }
+};
+
+template <template <class> class Op, class D, class Kernel>
+void run_weight_product(const Kernel& call, bool transposed = false) {
   const int64_t num_terms = call.num_terms, num_k_splits = call.num_k_splits;
   const Span<int64_t> ranges = call.range;
   const TileView& out = call.out;
@@ -258,7 +334,11 @@ void run_weight_product(const Kernel<D>& call, bool transposed = false) {
   Op<D> op;
   op.output = {out, call.residual, call.out_is_f32};
   op.factors = call.a;
-  op.weights = call.w;
+  if constexpr (requires { op.prepare(call); }) {
+    op.prepare(call);
+  } else {
+    op.weights = call.w;
+  }
   op.rows = transposed ? out.cols : out.rows;
   op.lanes = transposed ? out.rows : out.cols;
   op.num_terms = num_terms;
@@ -288,7 +368,27 @@ void run_weight_product(const Kernel<D>& call, bool transposed = false) {
 //   scratch product_scratch(steps, len(range) // 2)
 template <class D>
 void MatmulKernel<D>::run() const {
-  run_weight_product<Forward>(*this);
+  run_weight_product<Forward, D>(*this);
+}
+
+// kernel matmul_quantised  bf16
+//   out out:dt|f32[m n]
+//   in residual?[_ n], a...[m k*], w:i32!...[n _]
+//   int format, out_is_f32=f32(out), num_terms=count(a), num_k_splits, range...(2*num_k_splits*num_terms)
+//   require residual.rows == 0 or residual.rows >= m
+//   within range a even
+//   internal its weights are in blocks, which only loading makes
+//   flops 2 * m * n * k
+//   bytes 2 * m * (n + k) + 4 * n * k / 8
+//   let steps = sum(max(0, end - begin) for begin, end in zip(range[::2], range[1::2]))
+//   scratch product_scratch(steps, len(range) // 2)
+/// `matmul` with the numbers that the blocks mean, rounded to bf16. `format` is the number of the weights' format.
+void MatmulQuantisedKernel::run() const {
+  if (out.rows <= kRowsOf<ProductBF16::Dot>) {
+    run_weight_product<QuantisedBlock, ProductBF16>(*this);
+  } else {
+    run_weight_product<QuantisedForward, ProductBF16>(*this);
+  }
 }
 
 // kernel matmul_dx  f32=F32 bf16=ProductBF16
@@ -308,9 +408,9 @@ void MatmulDxKernel<D>::run() const {
   for (int64_t term = 0; term < num_terms; ++term) contracted += w[term].rows;
   // Transpose either the weights, or dY and the result (fp32): whichever is fewer words.
   if (contracted * columns < rows * (contracted + columns * D::kPerStep)) {
-    run_weight_product<InputGradient>(*this);
+    run_weight_product<InputGradient, D>(*this);
   } else {
-    run_weight_product<TransposedInputGradient>(*this, true);
+    run_weight_product<TransposedInputGradient, D>(*this, true);
   }
 }
 

@@ -204,7 +204,11 @@ class Product {
       call.rows = height;
       if (is_last) op_.expect(row, height, first_ + p, call.expected);
       if (w > 0) prefetch_state(window, height, b + 1 < end ? state_of(p, b + 1) : state_of(p + 1, block));
-      micro_for<typename Op::Dot, Op::kLayout>(height)(call);
+      if constexpr (requires { op_.multiply(height, call); }) {
+        op_.multiply(height, call);
+      } else {
+        micro_for<typename Op::Dot, Op::kLayout>(height)(call);
+      }
       if (is_last) op_.finish(row, height, first_ + p, out);
     }
   }

@@ -16,9 +16,9 @@ ALLOWED = {
     "files": "core",
     "settings": "core",
     "formats": "core",  # what the bytes of quantised weights mean
-    "ir": "core files",
+    "ir": "core files formats",
     # elementwise ops are what the table of kernels says; what was watched is written as other traces are
-    "graph": "core files processes ir kernels observe",
+    "graph": "core files processes formats ir kernels observe",
     "strategy": "core files ir",
     # what a kernel needs and costs stands in its table; a plan draws its own page
     "plan": "core files processes formats ir kernels observe",

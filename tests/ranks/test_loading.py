@@ -25,8 +25,8 @@ from tilewise.checkpoint import (
     store_parameters,
     write_weights,
 )
+from tilewise.checkpoint.open_file import OpenFile
 from tilewise.checkpoint.shards import save_tensors
-from tilewise.checkpoint.tensors import OpenFile
 from tilewise.core import CheckpointError, PlanError
 from tilewise.session import Plan, loading
 

@@ -8,6 +8,7 @@ needs.
 
 from tilewise.checkpoint.background import CheckpointWriter
 from tilewise.checkpoint.boxes import Box
+from tilewise.checkpoint.companions import Companions, open_companions
 from tilewise.checkpoint.dcp import is_distributed, open_distributed
 from tilewise.checkpoint.files import (
     check_replaceable,
@@ -15,13 +16,14 @@ from tilewise.checkpoint.files import (
     remove_leftovers,
 )
 from tilewise.checkpoint.generation import load_generation_config
-from tilewise.checkpoint.gguf import refuse_gguf
+from tilewise.checkpoint.gguf import GgufModel, gguf_model
 from tilewise.checkpoint.hub import find_model
 from tilewise.checkpoint.lock import lock_directory
 from tilewise.checkpoint.manifest import ConfigChange
 from tilewise.checkpoint.pretrained import model_files, save_model_directory, save_pretrained
+from tilewise.checkpoint.quantised import QuantisedTensor, formats_of
 from tilewise.checkpoint.shards import write_weights
-from tilewise.checkpoint.stored import StoredTensor, StoredWeights, store_parameters
+from tilewise.checkpoint.stored import Stored, StoredTensor, StoredWeights, store_parameters
 from tilewise.checkpoint.tensors import (
     FileTensor,
     LazyTensor,
@@ -54,14 +56,18 @@ from tilewise.checkpoint.weights import open_weights
 __all__ = [
     "Box",
     "CheckpointWriter",
+    "Companions",
     "ConfigChange",
     "DamagedCheckpoint",
     "FileTensor",
     "FinishedModel",
+    "GgufModel",
     "LazyTensor",
     "OpenCheckpoint",
     "OtherConfiguration",
     "PartedTensor",
+    "QuantisedTensor",
+    "Stored",
     "StoredTensor",
     "StoredWeights",
     "Tensor",
@@ -76,6 +82,8 @@ __all__ = [
     "config_changes",
     "describe_changes",
     "find_model",
+    "formats_of",
+    "gguf_model",
     "has_checkpoints",
     "is_distributed",
     "latest_checkpoint",
@@ -87,10 +95,10 @@ __all__ = [
     "lock_directory",
     "model_files",
     "open_checkpoint",
+    "open_companions",
     "open_distributed",
     "open_state_dict",
     "open_weights",
-    "refuse_gguf",
     "remove_leftovers",
     "save_checkpoint",
     "save_model_directory",

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tilewise.checkpoint.tensors import OpenFile
+from tilewise.checkpoint.open_file import OpenFile
 from tilewise.core.validation import shown
 from tilewise.files.reading import Unreadable
 

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from tilewise.checkpoint.boxes import Box, misfit
+from tilewise.checkpoint.open_file import OpenFile
 from tilewise.checkpoint.pickles import MAX_PICKLE_BYTES, Name, Record, parse_pickle, worded
-from tilewise.checkpoint.tensors import FileTensor, OpenFile, PartedTensor, TensorPart
+from tilewise.checkpoint.tensors import FileTensor, PartedTensor, TensorPart
 from tilewise.checkpoint.torch_files import Storages, dtype_of, sizes_of
 from tilewise.core import CheckpointError
 from tilewise.core.validation import Validator, shown

@@ -8,17 +8,17 @@ Fields that `GenerationConfig` does not have are ignored with one warning for al
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
 from pydantic import ConfigDict, Field, ValidationError, create_model
 
+from tilewise.checkpoint.companions import GENERATION, open_companions
 from tilewise.core import CheckpointError, Validator
 from tilewise.core.log import warn_once
 from tilewise.core.validation import bare, shown
-from tilewise.files.reading import Unreadable, first_problem, plain_json, read_whole
+from tilewise.files.reading import Unreadable, first_problem, plain_json
 from tilewise.settings import Sampling, json_type, settings_of
 
 __all__ = ["load_generation_config"]
@@ -101,7 +101,7 @@ def load_generation_config(directory: str | Path, vocab_size: int) -> dict[str, 
     although the file is read several times.
 
     Args:
-        directory: directory of the model.
+        directory: directory of the model, or its GGUF file.
         vocab_size: vocabulary size of the model. Token ids at or beyond it are never generated.
             They are removed from `bos_token_id` and `eos_token_id`, and words that contain such an
             id are removed from `bad_words_ids`.
@@ -110,23 +110,23 @@ def load_generation_config(directory: str | Path, vocab_size: int) -> dict[str, 
         CheckpointError: the file is not a JSON object, a field cannot have such a value, or a token
             id is negative.
     """
-    path = _validate.path("load_generation_config", "a model directory", directory) / "generation_config.json"
+    files = open_companions(_validate.path("load_generation_config", "a model directory", directory))
     vocab_size = _validate.integer("load_generation_config", "vocab_size", vocab_size, 1, _MAX_VOCABULARY)
-    if not os.path.lexists(path):
+    if not files.has(GENERATION):
         return {}
     try:
-        settings, warnings = _parse(read_whole(path))
+        settings, warnings = _parse(files.read(GENERATION))
     except Unreadable as error:
         raise CheckpointError(
             f"[checkpoint.load_generation_config] the file must be a JSON object of generation's settings; got "
-            f"{str(path)!r}: {error}; {_WITHOUT_FILE}"
+            f"{files.called(GENERATION)}: {error}; {_WITHOUT_FILE}"
         ) from None
     settings_of_model, absent = _within_vocabulary(settings.model_dump(exclude_none=True), vocab_size)
     if absent:
         ids = ", ".join(map(str, absent[:_MOST_NAMED]))
         warnings.append(f"token ids at or beyond the model's vocab_size {vocab_size} are ignored: {ids}")
     for text in warnings:
-        warn_once("checkpoint", f"[checkpoint.load_generation_config] {text} ({str(path)!r})")
+        warn_once("checkpoint", f"[checkpoint.load_generation_config] {text} ({files.called(GENERATION)})")
     return settings_of_model
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.checkpoint.tensors import OpenFile
+from tilewise.checkpoint.open_file import OpenFile
 from tilewise.core.dtypes import DTYPES
-from tilewise.formats import WeightFormat
+from tilewise.formats import KERNEL_FORMATS, WeightFormat
 
-__all__ = ["QuantisedTensor"]
+__all__ = ["QuantisedTensor", "formats_of"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,11 @@ class QuantisedTensor:
         """Bytes of its blocks."""
         return self.shape[0] * self.format.row_bytes(self.shape[1])
 
+    @property
+    def extent_bytes(self) -> int:
+        """Bytes of the file that it spans."""
+        return self.nbytes
+
     def __len__(self) -> int:
         return self.shape[0]
 
@@ -95,3 +100,9 @@ class QuantisedTensor:
             raise ValueError("a tensor in a file cannot be an array without being read")
         array = self.read()
         return array if dtype is None else array.astype(dtype, copy=False)
+
+
+def formats_of(weights: Mapping[str, object]) -> dict[str, str]:
+    """The formats that quantised tensors among weights keep in memory, by name."""
+    blocks = {name: t.format.name for name, t in weights.items() if isinstance(t, QuantisedTensor)}
+    return {name: form for name, form in blocks.items() if form in KERNEL_FORMATS}

@@ -18,16 +18,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.checkpoint.tensors import FileTensor, LazyTensor, Tensor, read_array
+from tilewise.checkpoint.quantised import QuantisedTensor
+from tilewise.checkpoint.tensors import FileTensor, LazyTensor, PartedTensor, Tensor, read_array
 from tilewise.core import CheckpointError
 from tilewise.core.dtypes import is_float
 from tilewise.core.validation import shown
 
-__all__ = ["StoredTensor", "StoredWeights", "store_parameters"]
+__all__ = ["Stored", "StoredTensor", "StoredWeights", "store_parameters"]
 
 _BYTES_COMPARED = 8 << 20
 
-Stored = NDArray[Any] | FileTensor
+Stored = NDArray[Any] | FileTensor | PartedTensor | QuantisedTensor
+_IN_FILES = FileTensor, QuantisedTensor
 
 
 @dataclass(frozen=True)
@@ -123,15 +125,13 @@ class StoredWeights(Mapping[str, Stored]):
                 f"{tensor.dtype}{_place(tensor)}",
                 "quantized weights are not supported: give the original ones",
             )
-        oriented = tensor.transpose() if entry.is_transposed else tensor
+        if entry.is_transposed and isinstance(tensor, (PartedTensor, QuantisedTensor)):
+            tensor = np.asarray(tensor)
+        oriented = tensor.transpose() if entry.is_transposed else tensor  # type: ignore[union-attr]
         first = 0
         for name, count in entry.parameters:
             assert name not in self._parameters, name  # a mistake in the table
-            self._parameters[name] = (
-                oriented.rows(first, count)
-                if isinstance(oriented, FileTensor)
-                else oriented[first : first + count]
-            )
+            self._parameters[name] = _rows(oriented, first, count)
             first += count
 
     def require_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -145,7 +145,7 @@ class StoredWeights(Mapping[str, Stored]):
         """
         for name, tensor in self._parameters.items():
             if tuple(tensor.shape) != tuple(shapes[name]):
-                called = f"{tensor.name!r} with " if isinstance(tensor, FileTensor) else ""
+                called = f"{tensor.name!r} with " if isinstance(tensor, _IN_FILES) else ""
                 raise _error(
                     f"hold {called}{name!r} in the shape {list(shapes[name])} that the configuration asks for",
                     f"{list(tensor.shape)}{_place(tensor)}",
@@ -162,6 +162,15 @@ class StoredWeights(Mapping[str, Stored]):
         return len(self._parameters)
 
 
+def _rows(tensor: Stored, first: int, count: int) -> Stored:
+    """Some rows of a tensor, without reading it; of a tensor in parts, all rows."""
+    if isinstance(tensor, _IN_FILES):
+        return tensor.rows(first, count)
+    if isinstance(tensor, PartedTensor):
+        return tensor if count == tensor.shape[0] else np.asarray(tensor)[first : first + count]
+    return tensor[first : first + count]
+
+
 def _spelling(files: Mapping[str, Stored], name: str, prefix: str) -> str | None:
     """The name that a tensor has in files: the table's name, or this name without the prefix. None
     if the files have neither.
@@ -174,10 +183,11 @@ def _require_copy(copy: Stored, original: Stored, name: str, of: str) -> None:
     the two they use.
     """
     same = copy.shape == original.shape and copy.dtype == original.dtype
-    step = max(1, _BYTES_COMPARED // max(1, copy.nbytes // max(1, len(copy)))) if same else 1
-    for first in range(0, len(copy) if same else 0, step):
-        rows = slice(first, first + step)
-        mine, other = (np.ascontiguousarray(t[rows]).view(np.uint8) for t in (copy, original))
+    count = copy.shape[0] if copy.ndim else 0
+    step = max(1, _BYTES_COMPARED // max(1, copy.nbytes // max(1, count)))
+    for first in range(0, count if same else 0, step):
+        rows = [_rows(t, first, min(step, count - first)) for t in (copy, original)]
+        mine, other = (np.ascontiguousarray(r).view(np.uint8) for r in rows)
         same = same and np.array_equal(mine, other)
     if not same:
         raise _error(
@@ -191,7 +201,7 @@ def _place(*tensors: Stored) -> str:
     """The file of a tensor, or of the first of several tensors, in words for a message. Empty for
     arrays.
     """
-    paths = sorted({str(tensor.file.path) for tensor in tensors if isinstance(tensor, FileTensor)})
+    paths = sorted({str(tensor.file.path) for tensor in tensors if isinstance(tensor, _IN_FILES)})
     more = f" and {len(paths) - 1} more files" if len(paths) > 1 else ""
     return f" in {paths[0]!r}{more}" if paths else ""
 

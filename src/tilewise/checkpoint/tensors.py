@@ -26,6 +26,8 @@ from numpy.typing import NDArray
 
 from tilewise.checkpoint.boxes import Box
 from tilewise.checkpoint.header import TensorEntry, dtype_of_name, header_end, parse_header
+from tilewise.checkpoint.open_file import OpenFile
+from tilewise.checkpoint.quantised import QuantisedTensor
 from tilewise.core import CheckpointError
 from tilewise.core.validation import Validator, shown
 from tilewise.files.reading import Unreadable, open_regular
@@ -34,7 +36,6 @@ __all__ = [
     "Checksum",
     "FileTensor",
     "LazyTensor",
-    "OpenFile",
     "PartedTensor",
     "Tensor",
     "TensorPart",
@@ -50,47 +51,6 @@ _FOREIGN = {
     b"\x80": "pickled objects, or a state dict of a torch before 1.6, which may run any code when they are opened",
     b"GGUF": "a GGUF file",
 }
-
-
-@dataclass(frozen=True)
-class OpenFile:
-    """A file that is open for reading while one of its tensors is in use.
-
-    Attributes:
-        path: path of the file when it was opened.
-        stream: keeps the file open. Its position is not used.
-    """
-
-    path: Path
-    stream: BinaryIO
-
-    @property
-    def descriptor(self) -> int:
-        """The file descriptor."""
-        return self.stream.fileno()
-
-    def read_into(self, buffer: memoryview, begin: int) -> None:
-        """Fill a buffer with the bytes from `begin` on.
-
-        Raises:
-            CheckpointError: the file ends earlier, or cannot be read.
-        """
-        filled = 0
-        while filled < len(buffer):
-            try:
-                got = os.preadv(self.descriptor, [buffer[filled:]], begin + filled)
-            except OSError as error:
-                raise self.unreadable(error.strerror or str(error)) from None
-            if got == 0:
-                raise self.unreadable("it has become shorter")
-            filled += got
-
-    def unreadable(self, reason: str) -> CheckpointError:
-        """The error about a file that was complete when it was opened."""
-        return CheckpointError(
-            f"[checkpoint.read] a file of weights must stay as it is while it is read; got {str(self.path)!r}: "
-            f"{reason}; load it again when it is complete"
-        )
 
 
 class Checksum:
@@ -370,11 +330,11 @@ class LazyTensor:
         return read_array(self).astype(self.dtype if dtype is None else dtype, copy=False)
 
 
-Tensor = NDArray[Any] | FileTensor | PartedTensor | LazyTensor
+Tensor = NDArray[Any] | FileTensor | PartedTensor | LazyTensor | QuantisedTensor
 
 
 def read_array(tensor: Tensor) -> NDArray[Any]:
-    """A tensor's elements in memory.
+    """A tensor's elements in memory; of a quantised tensor, in bf16.
 
     Raises:
         CheckpointError: the array's shape or dtype differs from the tensor's description, or the
@@ -382,6 +342,8 @@ def read_array(tensor: Tensor) -> NDArray[Any]:
     """
     if isinstance(tensor, (FileTensor, PartedTensor)):
         return tensor.read()
+    if isinstance(tensor, QuantisedTensor):
+        return tensor.read().astype(tensor.dtype)  # the numbers that it has in a model
     array = tensor.fetch() if isinstance(tensor, LazyTensor) else tensor
     if array.shape != tensor.shape or array.dtype != tensor.dtype:
         raise CheckpointError(

@@ -1,5 +1,5 @@
 """The tokenizer of a model directory: tokenizer.json, or vocab.json with merges.txt (early GPT-2
-and Qwen2).
+and Qwen2). The metadata of a GGUF file has the content of a tokenizer.json.
 
 The `tokenizers` library parses the files; this module checks what the library does not check. A
 tokenizer may have tokens without weights in the model (text Gemma 3 has one, CodeLlama-34b four);
@@ -9,12 +9,12 @@ is rejected with advice, because the file lacks information that transformers' c
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
+from tilewise.checkpoint.companions import Companions, open_companions
 from tilewise.checkpoint.tokenizer_config import AddedTokenFile, TokenizerConfig, load_tokenizer_config
 from tilewise.core import CheckpointError, ConfigError, Validator
 from tilewise.core.log import warn_once
@@ -23,8 +23,6 @@ from tilewise.files.reading import (
     Unreadable,
     decode_text,
     parse_json,
-    read_json,
-    read_whole,
     refusals_of,
     validate_json,
 )
@@ -120,7 +118,7 @@ def load_tokenizer(directory: str | Path, vocab_size: int) -> Tokenizer:
     is.
 
     Args:
-        directory: directory of the model.
+        directory: directory of the model, or its GGUF file.
         vocab_size: vocabulary size of the model. A tokenizer may have fewer tokens, or added tokens
             beyond it (see `check_token_ids`). If the tokenizer's own vocabulary is larger, a
             warning is logged, because the files may not belong together.
@@ -131,17 +129,17 @@ def load_tokenizer(directory: str | Path, vocab_size: int) -> Tokenizer:
     """
     place = _validate.path("load_tokenizer", "a model directory", directory)
     vocab_size = _validate.integer("load_tokenizer", "vocab_size", vocab_size, 1, _MAX_VOCABULARY)
-    config = load_tokenizer_config(place)
-    names = [name for name in _FILES if os.path.lexists(place / name)]
+    config, files = load_tokenizer_config(place), open_companions(place)
+    names = [name for name in _FILES if files.has(name)]
     if not names:
-        raise _missing(place)
+        raise _missing(files)
     try:
-        tokenizer = _from_json(place, vocab_size) if names[0] == _FILES[0] else _from_merges(place, config)
+        tokenizer = _from_json(files, vocab_size) if names[0] == _FILES[0] else _from_merges(files, config)
         with refusals_of("tokenizers"):
             tokenizer.encode("")  # raises if its template uses tokens that do not exist
     except Unreadable as error:
         raise CheckpointError(
-            f"[checkpoint.load_tokenizer] {names[0]} must be readable; got {str(place / names[0])!r}: {error}; "
+            f"[checkpoint.load_tokenizer] {names[0]} must be readable; got {files.called(names[0])}: {error}; "
             "download it again"
         ) from None
     largest = max(tokenizer.get_vocab(with_added_tokens=False).values(), default=-1)
@@ -224,10 +222,10 @@ def _check_merges(content: bytes) -> None:
             raise Unreadable(f"merge {shown(merge)} does not continue with the prefix {shown(prefix)}")
 
 
-def _missing(place: Path) -> CheckpointError:
-    """The error about a directory without a supported tokenizer."""
-    has_pieces = os.path.lexists(place / "tokenizer.model")
-    got = f"{str(place)!r}" + (" with tokenizer.model (SentencePiece) only" if has_pieces else "")
+def _missing(files: Companions) -> CheckpointError:
+    """The error about a model without a supported tokenizer."""
+    has_pieces = files.has("tokenizer.model")
+    got = f"{str(files.place)!r}" + (" with tokenizer.model (SentencePiece) only" if has_pieces else "")
     convert = "convert it: transformers' AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) writes tokenizer.json"
     return CheckpointError(
         "[checkpoint.load_tokenizer] a model directory must hold tokenizer.json, or vocab.json and merges.txt; got "
@@ -235,11 +233,11 @@ def _missing(place: Path) -> CheckpointError:
     )
 
 
-def _from_json(place: Path, vocab_size: int) -> Tokenizer:
-    return _parse_tokenizer(read_whole(place / _FILES[0], _MAX_TOKENIZER_BYTES), vocab_size)
+def _from_json(files: Companions, vocab_size: int) -> Tokenizer:
+    return _parse_tokenizer(files.read(_FILES[0], _MAX_TOKENIZER_BYTES), vocab_size)
 
 
-def _from_merges(place: Path, config: TokenizerConfig) -> Tokenizer:
+def _from_merges(files: Companions, config: TokenizerConfig) -> Tokenizer:
     """A byte-level tokenizer from vocab.json, merges.txt, and the files of added tokens.
 
     Raises:
@@ -247,9 +245,9 @@ def _from_merges(place: Path, config: TokenizerConfig) -> Tokenizer:
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models
 
-    vocab = _read_vocabulary(place / "vocab.json")
-    merges = _read_merges(place / "merges.txt")
-    kind = _kind(place, config)
+    vocab = _read_vocabulary(files, "vocab.json")
+    merges = _read_merges(files)
+    kind = _kind(files, config)
     with refusals_of("tokenizers"):
         tokenizer = Tokenizer(
             models.BPE(vocab, merges, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False)
@@ -257,8 +255,8 @@ def _from_merges(place: Path, config: TokenizerConfig) -> Tokenizer:
         tokenizer.decoder = decoders.ByteLevel()
         _cut_texts(tokenizer, kind, config.add_prefix_space)
     added = {id_: _added(token) for id_, token in config.added_tokens.items()}
-    if os.path.lexists(place / "added_tokens.json"):
-        more = _read_vocabulary(place / "added_tokens.json")
+    if files.has("added_tokens.json"):
+        more = _read_vocabulary(files, "added_tokens.json")
         added = {
             **{id_: AddedToken(text, special=True, normalized=False) for text, id_ in more.items()},
             **added,
@@ -308,15 +306,15 @@ def _cut_texts(tokenizer: Tokenizer, kind: str, add_prefix_space: bool) -> None:
     )
 
 
-def _kind(place: Path, config: TokenizerConfig) -> str:
+def _kind(files: Companions, config: TokenizerConfig) -> str:
     """The kind of vocab.json and merges.txt.
 
     Raises:
         Unreadable: no file says the kind, or the kind is not supported.
     """
     model = _ModelKind()
-    if os.path.lexists(place / "config.json"):
-        model = read_json(place / "config.json", _ModelKind)
+    if files.has("config.json"):
+        model = parse_json(files.read("config.json"), _ModelKind)
     name = config.tokenizer_class or model.tokenizer_class or model.model_type
     if name not in _KINDS:
         raise Unreadable(
@@ -326,21 +324,22 @@ def _kind(place: Path, config: TokenizerConfig) -> str:
     return _KINDS[name]
 
 
-def _read_vocabulary(path: Path) -> dict[str, int]:
+def _read_vocabulary(files: Companions, name: str) -> dict[str, int]:
     try:
-        vocab = parse_json(read_whole(path, _MAX_TOKENIZER_BYTES), _Vocabulary).root
+        vocab = parse_json(files.read(name, _MAX_TOKENIZER_BYTES), _Vocabulary).root
     except Unreadable as error:
-        raise Unreadable(f"{path.name}: {error}") from None
+        raise Unreadable(f"{name}: {error}") from None
     if len(set(vocab.values())) != len(vocab):
-        raise Unreadable(f"{path.name}: two texts have one id")
+        raise Unreadable(f"{name}: two texts have one id")
     return vocab
 
 
-def _read_merges(path: Path) -> list[tuple[str, str]]:
+def _read_merges(files: Companions) -> list[tuple[str, str]]:
+    name = "merges.txt"
     try:
-        text = decode_text(read_whole(path, _MAX_TOKENIZER_BYTES))
+        text = decode_text(files.read(name, _MAX_TOKENIZER_BYTES))
     except Unreadable as error:
-        raise Unreadable(f"{path.name}: {error}") from None
+        raise Unreadable(f"{name}: {error}") from None
     merges = []
     for number, line in enumerate(text.split("\n"), 1):
         line = line.rstrip("\r")
@@ -348,7 +347,7 @@ def _read_merges(path: Path) -> list[tuple[str, str]]:
             continue
         pair = line.split(" ")
         if len(pair) != 2 or not all(pair):
-            raise Unreadable(f"{path.name}: line {number} must be two tokens; got {shown(line)}")
+            raise Unreadable(f"{name}: line {number} must be two tokens; got {shown(line)}")
         merges.append((pair[0], pair[1]))
     return merges
 

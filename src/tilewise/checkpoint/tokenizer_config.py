@@ -6,7 +6,6 @@ This module only reads these files. The package `generate` renders templates.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from tilewise.checkpoint.companions import Companions, open_companions
 from tilewise.core import CheckpointError, Validator, shown
-from tilewise.files.reading import Unreadable, decode_text, read_json, read_whole
+from tilewise.files.reading import Unreadable, decode_text, parse_json
 
 __all__ = ["AddedTokenFile", "TokenizerConfig", "load_tokenizer_config"]
 
@@ -103,24 +103,26 @@ class TokenizerConfig:
 
 def load_tokenizer_config(directory: str | Path) -> TokenizerConfig:
     """The content of tokenizer_config.json and of chat_template.jinja. If both have a template,
-    chat_template.jinja takes precedence. Empty if there are no such files.
+    chat_template.jinja takes precedence. Empty if there are no such files. Of a GGUF file, the same
+    from its metadata.
 
     Raises:
         CheckpointError: a file cannot be read, or a field has the wrong type.
     """
-    place = _validate.path("load_tokenizer_config", "a model directory", directory)
-    path = place / "tokenizer_config.json"
+    files = open_companions(_validate.path("load_tokenizer_config", "a model directory", directory))
+    name = "tokenizer_config.json"
     try:
-        settings = read_json(path, _File, _MAX_CONFIG_BYTES) if os.path.lexists(path) else _File()
+        has_file = files.has(name)
+        settings = parse_json(files.read(name, _MAX_CONFIG_BYTES), _File) if has_file else _File()
         added = {_id(key): token for key, token in settings.added_tokens_decoder.items()}
         templates = _named(settings.chat_template)
     except Unreadable as error:
-        raise _unreadable(path, error) from None
-    for name, file in _template_files(place).items():
+        raise _unreadable(files, name, error) from None
+    for called, name in _template_files(files).items():
         try:
-            templates[name] = decode_text(read_whole(file, _MAX_TEMPLATE_BYTES))
+            templates[called] = decode_text(files.read(name, _MAX_TEMPLATE_BYTES))
         except Unreadable as error:
-            raise _unreadable(file, error) from None
+            raise _unreadable(files, name, error) from None
     roles = {name: getattr(settings, name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
     return TokenizerConfig(
         {k: v.content if isinstance(v, AddedTokenFile) else v for k, v in roles.items() if v is not None},
@@ -133,10 +135,11 @@ def load_tokenizer_config(directory: str | Path) -> TokenizerConfig:
     )
 
 
-def _unreadable(path: Path, error: Unreadable) -> CheckpointError:
+def _unreadable(files: Companions, name: str, error: Unreadable) -> CheckpointError:
+    base = name.rpartition("/")[2]
     return CheckpointError(
-        f"[checkpoint.load_tokenizer_config] {path.name} must be as transformers writes it; got {str(path)!r}: {error}"
-        "; repair it, or download it again"
+        f"[checkpoint.load_tokenizer_config] {base} must be as transformers writes it; got {files.called(name)}: "
+        f"{error}; repair it, or download it again"
     )
 
 
@@ -163,10 +166,9 @@ def _named(chat_template: str | list[_Template] | None) -> dict[str, str]:
     return templates
 
 
-def _template_files(place: Path) -> dict[str, Path]:
-    """The files of templates, by name."""
-    files = {"default": place / "chat_template.jinja"}
-    folder = place / "additional_chat_templates"
-    if folder.is_dir():
-        files |= {path.stem: path for path in sorted(folder.glob("*.jinja"))[:100]}
-    return {name: path for name, path in files.items() if os.path.lexists(path)}
+def _template_files(files: Companions) -> dict[str, str]:
+    """The files of templates, by the templates' names."""
+    default = "chat_template.jinja"
+    names = {"default": default} if files.has(default) else {}
+    more = files.matching("additional_chat_templates/*.jinja")
+    return names | {Path(name).stem: name for name in more}

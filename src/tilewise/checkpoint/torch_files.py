@@ -21,8 +21,9 @@ import ml_dtypes
 import numpy as np
 
 from tilewise.checkpoint.archive import Part, read_archive, read_part
+from tilewise.checkpoint.open_file import OpenFile
 from tilewise.checkpoint.pickles import MAX_PICKLE_BYTES, Name, Record, parse_pickle, worded
-from tilewise.checkpoint.tensors import Checksum, FileTensor, OpenFile
+from tilewise.checkpoint.tensors import Checksum, FileTensor
 from tilewise.core import CheckpointError
 from tilewise.core.validation import Validator, bare, shown
 from tilewise.files.reading import Unreadable, open_regular

@@ -1,9 +1,10 @@
 """`open_weights`: weights in files, opened lazily.
 
-Opening reads only headers. `weights[name][a:b]` reads only these rows. bf16 tensors are
-`ml_dtypes.bfloat16`. `open_weights` opens a Hugging Face directory or a single file, also a file of
-`torch.save`. Its result can be passed to `GraphInstance.load_parameters`. Rejected are files that
-break a rule of the format (`checkpoint.header`), indexes that refer to files outside of the
+Opening reads only headers, and the few vectors of GGUF files that their converter changed.
+`weights[name][a:b]` reads only these rows. bf16 tensors are `ml_dtypes.bfloat16`. `open_weights`
+opens a Hugging Face directory or a single file, also a file of `torch.save`. Its result
+can be passed to `GraphInstance.load_parameters`. Rejected are files that break a rule of their
+format (`checkpoint.header`, `checkpoint.gguf.header`), indexes that refer to files outside of the
 directory, and directories of pickled weights. `checkpoint.shards` writes safetensors files.
 """
 
@@ -17,7 +18,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from tilewise.checkpoint.gguf import refuse_gguf
+from tilewise.checkpoint.gguf import gguf_model
+from tilewise.checkpoint.stored import Stored
 from tilewise.checkpoint.tensors import FileTensor, WeightsFile
 from tilewise.checkpoint.torch_files import is_torch_file, open_state_dict
 from tilewise.core import CheckpointError
@@ -42,9 +44,10 @@ class _Index(BaseModel):
     weight_map: dict[str, str]
 
 
-def open_weights(path: str | Path) -> Mapping[str, FileTensor]:
+def open_weights(path: str | Path) -> Mapping[str, Stored]:
     """The tensors of a safetensors file, of a Hugging Face directory with one or several such
-    files, or of a file with a state dict that `torch.save` wrote.
+    files, of a file with a state dict that `torch.save` wrote, or of a model in GGUF files under the
+    names of its family's Hugging Face files.
 
     Returns:
         A mapping from names to objects that NumPy accepts as arrays. Values are read when they are
@@ -53,16 +56,16 @@ def open_weights(path: str | Path) -> Mapping[str, FileTensor]:
     Raises:
         CheckpointError: there is no such file, a header is invalid, an index names missing tensors,
             or there are only pickled weights.
-        ConfigError: there are only GGUF files.
+        ConfigError: a directory has several models in GGUF files.
     """
     path = _validate.path("open_weights", "weights", path)
+    if (model := gguf_model(path)) is not None:
+        return model.weights()
     if not os.path.isdir(path):
-        refuse_gguf(path)
         return open_state_dict(path) if is_torch_file(path) else WeightsFile(path)
     if os.path.lexists(path / INDEX):
         return _open_indexed(path)
     if not os.path.lexists(path / SINGLE):
-        refuse_gguf(path)
         _refuse_pickled(path)
     return WeightsFile(path / SINGLE)
 

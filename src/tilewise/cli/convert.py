@@ -1,8 +1,8 @@
 """`tilewise checkpoint convert`: converts weights to a Hugging Face directory or a safetensors
 file.
 
-It combines readers (training checkpoints, state dicts of `torch.save`, distributed checkpoints)
-with the writer of model directories. Everything is checked before anything is written. During
+It combines readers (training checkpoints, state dicts of `torch.save`, distributed checkpoints,
+GGUF files) with the writer of model directories. Everything is checked before anything is written. During
 writing, one tensor at a time is in memory. An existing target is an error.
 """
 
@@ -40,7 +40,7 @@ class _Source:
         files: if the source is a training checkpoint, all files of its model directory except
             weights.
         model_dir: directory of config.json, tokenizer and related files, if the source is a model
-            directory.
+            directory; or the GGUF file, whose metadata has them.
     """
 
     tensors: Mapping[str, Tensor]
@@ -82,7 +82,9 @@ def convert_checkpoint(
 
     Args:
         source: a training checkpoint or a run, a file of `torch.save` or safetensors, a distributed
-            checkpoint, or a model directory with pytorch_model.bin.
+            checkpoint, a model directory with pytorch_model.bin, or a GGUF file. Quantised tensors
+            of GGUF files are dequantised and rounded to bf16; all others of such a file get its
+            dtype (bf16 if a tensor is quantised).
         target: a Hugging Face directory, or a file if its name ends in `.safetensors`.
         model_dir: a model directory. Those of its config.json, tokenizer, chat templates and
             generation_config.json are used that the source does not have.
@@ -121,15 +123,17 @@ def convert_checkpoint(
 
 def _open(source: Path, target: Path, part: str | None, show: Callable[[int, int], object]) -> _Source:
     from tilewise.checkpoint import (
+        gguf_model,
         is_distributed,
         open_distributed,
         open_state_dict,
         open_weights,
-        refuse_gguf,
     )
     from tilewise.checkpoint.torch_files import has_torch_weights, is_torch_file, open_torch_directory
 
-    refuse_gguf(source)
+    if (model := gguf_model(source)) is not None:
+        _refuse_part(source, part)
+        return _Source(_in_one_dtype(model.weights(), model.config()["torch_dtype"]), model_dir=source)
     if not source.is_dir():
         if is_torch_file(source):
             return _Source(open_state_dict(source, part))
@@ -145,11 +149,19 @@ def _open(source: Path, target: Path, part: str | None, show: Callable[[int, int
     except CheckpointError:
         raise CheckpointError(
             "[cli.convert] a source directory must be a training checkpoint, a run's output, a distributed "
-            f"checkpoint of PyTorch, or have pytorch_model.bin; got {str(source)!r}, which is not; if its "
+            f"checkpoint of PyTorch, or have pytorch_model.bin or a GGUF file; got {str(source)!r}, which is not; if its "
             "weights are safetensors, name their file"
         ) from None
     _refuse_place_of_checkpoints(newest, target)
     return _open_training(newest, show)
+
+
+def _in_one_dtype(tensors: Mapping[str, Tensor], dtype: str) -> Mapping[str, Tensor]:
+    """Tensors in the dtype that config.json names: files list norms as f32."""
+    from tilewise.checkpoint import cast_tensors
+
+    names = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+    return cast_tensors(tensors, dict.fromkeys(tensors, names[dtype]))
 
 
 def _refuse_place_of_checkpoints(checkpoint: Path, target: Path) -> None:
@@ -251,15 +263,16 @@ def _as_model(
             read.
     """
     from tilewise import models
-    from tilewise.checkpoint import load_generation_config, load_tokenizer, model_files
+    from tilewise.checkpoint import load_generation_config, load_tokenizer, model_files, open_companions
 
     config, content = models.open(model_dir, ignore=ignore), models.config_content(model_dir)
     layout = models.file_layout(config, with_head=not models.is_encoder(config))
     layout.weights({name: _outline(tensor) for name, tensor in tensors.items()})
-    if _has(model_dir, "tokenizer.json", "vocab.json"):
+    has = open_companions(model_dir).has
+    if has("tokenizer.json") or has("vocab.json"):
         load_tokenizer(model_dir, config.vocab_size)
     load_generation_config(model_dir, config.vocab_size)
-    tokens = None if _has(model_dir, "generation_config.json") else _tokens(content) or None
+    tokens = None if has("generation_config.json") else _tokens(content) or None
     return model_files(generation_config=tokens, copy_from=model_dir), layout.unwrapped(tensors)
 
 
@@ -289,10 +302,6 @@ def _tokens(content: Mapping[str, Any]) -> dict[str, Any]:
     return {key: content[key] for key in ("bos_token_id", "eos_token_id") if content.get(key) is not None}
 
 
-def _has(directory: Path, *names: str) -> bool:
-    return any(os.path.lexists(directory / name) for name in names)
-
-
 def _outline(tensor: Tensor) -> Any:
     """A stand-in for a tensor, with shape and dtype. With it, a table of weights is checked without
     reading the tensor.
@@ -309,6 +318,7 @@ def _counted(
 ) -> Iterator[tuple[str, Tensor]]:
     """The same tensors. Each reports progress when it is fetched."""
     from tilewise.checkpoint import LazyTensor
+    from tilewise.checkpoint.tensors import read_array
 
     tensor_list = list(tensors)
     total, done = sum(tensor.nbytes for _, tensor in tensor_list), 0
@@ -318,7 +328,7 @@ def _counted(
             nonlocal done
             done += tensor.nbytes
             show(done, total)
-            return np.asarray(tensor)
+            return read_array(tensor)
 
         return fetch
 

@@ -4,6 +4,7 @@ highest possible speed.
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,19 +12,24 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tilewise.checkpoint.gguf.tokenizer import end_tokens
+from tilewise.checkpoint.quantised import QuantisedTensor
 from tilewise.cli.estimate import DeviceProperties
 from tilewise.core import CheckpointError
 from tilewise.core.limits import available_memory
 from tilewise.core.sizes import format_bytes
+from tilewise.core.validation import bare, shown
 
 if TYPE_CHECKING:
-    from tilewise.checkpoint import StoredWeights
+    from tilewise.checkpoint import GgufModel, StoredWeights
     from tilewise.models import ModelConfig
     from tilewise.models.footprint import Footprint
 
 __all__ = ["describe_model"]
 
 _DTYPES = {"bf16": 2, "f32": 4}
+_DESCRIBED = ("name", "organization", "quantized_by", "license", "size_label", "file_type")
+_MOST_ENDS = 8
 _WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".gguf")
 
 
@@ -32,7 +38,7 @@ def describe_model(source: Path, device: DeviceProperties, ignore: Sequence[str]
     be compared with a tied embedding. Without weights, the description comes from config.json.
 
     Args:
-        source: a model's directory, or its config.json.
+        source: a model's directory, its config.json, or its GGUF file.
         device: memory and peak speeds to use instead of those of this machine.
         ignore: fields of config.json to ignore.
 
@@ -41,16 +47,18 @@ def describe_model(source: Path, device: DeviceProperties, ignore: Sequence[str]
             field.
     """
     from tilewise import models
+    from tilewise.checkpoint import gguf_model
     from tilewise.models.footprint import footprint
 
     is_config = source.name == "config.json" and source.is_file()
     directory = source.parent if is_config else source
     config = models.open(directory, ignore=ignore)
+    file = gguf_model(directory)
     names = models.config_content(directory).get("architectures")
     kind = f"{names[0]} ({config.model_type})" if names else config.model_type
     stored: StoredWeights | None = None
     has_head = True
-    if not is_config and _has_weights(directory):
+    if not is_config and (file is not None or _has_weights(directory)):
         stored, has_head = _open_weights(directory, config)
     yield f"architecture: {kind}" + ("" if has_head else ", without the head")
     yield from _sizes(config)
@@ -60,6 +68,8 @@ def describe_model(source: Path, device: DeviceProperties, ignore: Sequence[str]
     count = sum(prod(shape) for shape in shapes.values())
     yield f"parameters: {count:,} ({count / 1e9:.2f} billion)"
     yield _stored_in_words(stored)
+    if file is not None:
+        yield from _metadata(file)
     sizes = {name: footprint(config, bits=8 * size, shapes=shapes) for name, size in _DTYPES.items()}
     in_memory = (f"{name} {format_bytes(size.weights)}" for name, size in sizes.items())
     yield f"weights in memory: {', '.join(in_memory)}"
@@ -82,12 +92,34 @@ def _open_weights(model_dir: Path, config: ModelConfig) -> tuple[StoredWeights, 
         return models.open_weights(model_dir, config, with_head=False), False
 
 
+def _metadata(file: GgufModel) -> Iterator[str]:
+    """What a GGUF file says about itself."""
+    count = len(file.files.parts)
+    size = sum(path.stat().st_size for path, _ in file.files.parts)
+    yield f"GGUF: {count} file{'s' if count > 1 else ''}, {format_bytes(size)}, {len(file.files.values)} key-values"
+    for key in _DESCRIBED:
+        value = file.files.values.get(f"general.{key}")
+        if isinstance(value, str | int | float):
+            yield f"{key.replace('_', ' ')}: {bare(str(value))}"
+    if "tokenizer.json" in file.names:
+        values = file.metadata.within("tokenizer.ggml")
+        kind, pre = values.text("model"), values.text("pre")
+        config = json.loads(file.content("tokenizer_config.json"))
+        ends = ", ".join(shown(values.texts("tokens")[i]) for i in end_tokens(file.metadata)[:_MOST_ENDS])
+        template = "with" if config.get("chat_template") else "without"
+        yield (
+            f"tokenizer: {bare(kind)}{f' ({bare(pre)})' if pre else ''}, {len(values.texts('tokens')):,} tokens, texts end "
+            f"at {ends or 'no token'}; {template} chat template"
+        )
+
+
 def _stored_in_words(stored: StoredWeights | None) -> str:
     if stored is None:
         return "no weights here; parameters are counted from config.json"
     sizes: Counter[str] = Counter()
     for tensor in stored.values():
-        sizes[str(tensor.dtype)] += tensor.nbytes
+        kind = tensor.format.name if isinstance(tensor, QuantisedTensor) else tensor.dtype
+        sizes[str(kind)] += tensor.nbytes
     return f"stored as: {', '.join(f'{name} {format_bytes(num)}' for name, num in sorted(sizes.items()))}"
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 __all__ = [
+    "MAX_JSON_BYTES",
     "Forbidden",
     "Unreadable",
     "decode_text",

@@ -9,6 +9,6 @@ Files of every kind are read into these formats: GGUF has most of them as they a
 other files rearrange theirs.
 """
 
-from tilewise.formats.weight_format import FORMATS, WeightFormat, weight_format
+from tilewise.formats.weight_format import FORMATS, KERNEL_FORMATS, WeightFormat, weight_format
 
-__all__ = ["FORMATS", "WeightFormat", "weight_format"]
+__all__ = ["FORMATS", "KERNEL_FORMATS", "WeightFormat", "weight_format"]

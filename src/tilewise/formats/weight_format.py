@@ -13,7 +13,7 @@ from tilewise.core.errors import ConfigError
 from tilewise.core.validation import shown
 from tilewise.formats import gguf_blocks
 
-__all__ = ["FORMATS", "WeightFormat", "weight_format"]
+__all__ = ["FORMATS", "KERNEL_FORMATS", "WeightFormat", "weight_format"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,11 @@ class WeightFormat:
     block: int
     block_bytes: int
     values: Callable[[NDArray[Any]], NDArray[Any]]
+
+    @property
+    def number(self) -> int:
+        """Its place in `KERNEL_FORMATS`, by which kernels know it."""
+        return _NUMBERS[self.name]
 
     @property
     def bits(self) -> float:
@@ -51,9 +56,13 @@ class WeightFormat:
         Returns:
             float32 `[n, k]`.
         """
+        count, num_bytes = rows.shape
+        columns = num_bytes // self.block_bytes * self.block
+        if not rows.size:
+            return np.zeros((count, columns), np.float32)
         blocks = np.ascontiguousarray(rows).reshape(-1, self.block_bytes)
         with np.errstate(invalid="ignore", over="ignore"):  # scales of damaged files may be infinite
-            return self.values(blocks).astype(np.float32, copy=False).reshape(len(rows), -1)
+            return self.values(blocks).astype(np.float32, copy=False).reshape(count, columns)
 
     def __str__(self) -> str:
         return self.name
@@ -69,9 +78,27 @@ FORMATS = {
         "q8_0": (32, 34, gguf_blocks.q8_0),
         "q4_0": (32, 18, gguf_blocks.q4_0),
         "q4_1": (32, 20, gguf_blocks.q4_1),
+        "q5_0": (32, 22, gguf_blocks.q5_0),
+        "q5_1": (32, 24, gguf_blocks.q5_1),
+        "q2_k": (256, 84, gguf_blocks.q2_k),
+        "q3_k": (256, 110, gguf_blocks.q3_k),
+        "q4_k": (256, 144, gguf_blocks.q4_k),
+        "q5_k": (256, 176, gguf_blocks.q5_k),
+        "q6_k": (256, 210, gguf_blocks.q6_k),
+        "iq4_nl": (32, 18, gguf_blocks.iq4_nl),
+        "iq4_xs": (256, 136, gguf_blocks.iq4_xs),
+        "mxfp4": (32, 17, gguf_blocks.mxfp4),
     }.items()
 }
 """Every format by name. Those of GGUF have llama.cpp's names."""
+KERNEL_FORMATS = (
+    *("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"),
+    *("iq4_nl", "iq4_xs", "mxfp4"),
+)
+"""Formats that kernels read, in the order of native/kernels/quantised/formats.cc. Weights in other
+formats are expanded to bf16 when they are loaded.
+"""
+_NUMBERS = {name: number for number, name in enumerate(KERNEL_FORMATS)}
 
 
 def weight_format(name: str | WeightFormat) -> WeightFormat:

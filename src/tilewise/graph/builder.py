@@ -7,6 +7,8 @@ on the `ir.Graph`. Names of parameters come from the caller's path, never from a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import tilewise.graph.ops  # noqa: F401  (registers the ops)
 from tilewise.core.dims import MAX_SIZE
 from tilewise.core.dtypes import dtype as dtype_named
@@ -34,6 +36,8 @@ class GraphBuilder(ComposedMethods):
             split-K). n devices may share such a dim if n is 1 or k_splits / n is a power of two.
             With 8 k splits, n may be 1, 2, 4 or 8; with 12 k splits, n may be 1, 3, 6 or 12, and 2
             with unequal shares. None: what the model prefers, or 8.
+        formats: the formats of quantised weights (`tilewise.formats`), by the parameters' full names.
+            A weight that is not listed is stored in its dtype.
 
     Shapes: sizes are `int` or `Dim`; row-major, last dim fastest. Every call raises ShapeError if
     its operands do not fit, have the wrong type, or belong to another graph. The message contains
@@ -41,11 +45,14 @@ class GraphBuilder(ComposedMethods):
     defines layers in several threads.
     """
 
-    def __init__(self, name: str = "graph", *, k_splits: int | None = None) -> None:
+    def __init__(
+        self, name: str = "graph", *, k_splits: int | None = None, formats: Mapping[str, str] | None = None
+    ) -> None:
         self.name = _validate.text("GraphBuilder", "a graph's name", name)
         self._is_chosen = k_splits is not None
         k_splits = _USUAL_K_SPLITS if k_splits is None else k_splits
         self.k_splits = _validate.integer("GraphBuilder", "k_splits", k_splits, 1, MAX_COUNT)
+        self.formats = dict(formats or {})
         self.draft = GraphDraft(self)
 
     def prefer_k_splits(self, number: int) -> None:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from tilewise.core.dims import Dim, DimLabel, Size
+from tilewise.core.dims import Dim, DimLabel, Size, upper_bound
 from tilewise.core.dtypes import DType
 from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.core.errors import ShapeError
 from tilewise.core.validation import Validator, shown
+from tilewise.formats import FORMATS, weight_format
 from tilewise.graph.draft import GraphDraft
 from tilewise.ir.graph import TensorNode, TensorSpec
 from tilewise.ir.hints import Hint, as_tensor_layout
@@ -49,6 +50,7 @@ class Declarations:
     """The part of `GraphBuilder` for tensors from outside, and for ops by name."""
 
     draft: GraphDraft
+    formats: Mapping[str, str]
 
     def all_or_nothing(self) -> AbstractContextManager[None]:
         """A `with` block whose declarations and ops are removed if it raises."""
@@ -118,9 +120,27 @@ class Declarations:
             )
         storage = "packed" if len(spec.shape) == 2 else "vector"
         first = init if init is not None else {"packed": "normal", "vector": "ones"}[storage]
+        if spec.name in self.formats:
+            storage = self._format_of(spec)
         layout = spec.dist_hint if layout is None else layout
         spec = replace(spec, storage=storage, init=first, init_scale=init_scale)
         return self._declare("parameter", spec, layout)
+
+    def _format_of(self, spec: TensorSpec) -> str:
+        """The format that a parameter is stored in, by the builder's `formats`."""
+        name = weight_format(self.formats[spec.name]).name
+        if (
+            len(spec.shape) != 2
+            or spec.dtype.name != "bf16"
+            or upper_bound(spec.shape[1]) % FORMATS[name].block
+        ):
+            _validate.invalid(
+                "parameter",
+                f"a weight in {name} must be bf16 [n, k] with k in blocks of {FORMATS[name].block}",
+                f"{spec} {spec.name!r}",
+                "leave it out of formats",
+            )
+        return name
 
     def state(
         self,

@@ -53,23 +53,24 @@ class LayerFunction:
         for operand in operands:
             graph.draft.own("layer", operand)
         with graph.all_or_nothing():
-            drafted = self.drafted(graph, [operand.spec for operand in operands], static)
+            drafted = self.drafted(graph, [operand.spec for operand in operands], static, path)
             return _record_call(graph, drafted, operands, path)
 
     def drafted(
-        self, graph: GraphBuilder, operands: Sequence[TensorSpec], static: Mapping[str, Any]
+        self, graph: GraphBuilder, operands: Sequence[TensorSpec], static: Mapping[str, Any], path: str
     ) -> DraftedLayer:
-        """The graph's template for operands with these specs and these attributes. If the graph has
-        none, it is traced.
+        """The graph's template for operands with these specs, these attributes, and weights in the
+        formats of the layer at `path`. If the graph has none, it is traced.
 
         Raises:
             ShapeError: an attribute is not comparable, or the function cannot be traced.
         """
         draft = graph.draft
-        signature = self, _forms(draft, operands), _numbers(draft, static)
+        formats = _formats_of_layer(graph.formats, path)
+        signature = self, _forms(draft, operands), _numbers(draft, static), tuple(formats.items())
         drafted = draft.layers.get(signature)
         if drafted is None:
-            template = trace_layer(self, operands, static, graph.k_splits)
+            template = trace_layer(self, operands, static, graph.k_splits, formats)
             declared = tuple(_declared(template, len(operands)))
             name = f"{self.function.__module__}.{self.__name__}"
             drafted = draft.new_layer(signature, name, template, declared)
@@ -81,7 +82,11 @@ class LayerFunction:
 
 
 def trace_layer(
-    layer: LayerFunction, operands: Sequence[TensorSpec], attributes: Mapping[str, Any], k_splits: int
+    layer: LayerFunction,
+    operands: Sequence[TensorSpec],
+    attributes: Mapping[str, Any],
+    k_splits: int,
+    formats: Mapping[str, str] | None = None,
 ) -> Template:
     """Trace a layer's function on operands with these specs. The template depends on nothing but
     the arguments. Each graph that uses the template gives it its own key.
@@ -91,7 +96,7 @@ def trace_layer(
             graph.
     """
     counts.traced += 1
-    inner = GraphBuilder(layer.__name__, k_splits=k_splits)
+    inner = GraphBuilder(layer.__name__, k_splits=k_splits, formats=formats)
     formal = [inner.draft.declare("input", s.renamed(f"operand{i}")) for i, s in enumerate(operands)]
     result = inner.draft.own("layer", layer.function(inner, *formal, **attributes))
     inputs = [t.spec.name for t in inner.draft.tensors if t.kind == "input"][len(formal) :]
@@ -118,6 +123,12 @@ def trace_layer(
         if t.kind in ("parameter", "state", "constant") or (t.kind == "input" and is_dropout_key(t.spec.name))
     ]
     return Template(layer.__name__, frozen, (*(t.id for t in formal), *outside), (result.id,))
+
+
+def _formats_of_layer(formats: Mapping[str, str], path: str) -> dict[str, str]:
+    """Formats of the weights of a layer, by their names in it."""
+    start = f"{path}."
+    return {name.removeprefix(start): formats[name] for name in sorted(formats) if name.startswith(start)}
 
 
 def _forms(draft: GraphDraft, operands: Iterable[TensorSpec | None]) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from tilewise.core.errors import ShapeError
 from tilewise.core.frozen import FrozenMap, freeze_maps
 from tilewise.core.mesh import Axes
 from tilewise.core.validation import Validator, shown
+from tilewise.formats import FORMATS, KERNEL_FORMATS, WeightFormat
 from tilewise.ir.hints import Hint, as_tensor_layout
 
 __all__ = [
@@ -39,7 +40,7 @@ __all__ = [
 Label = DimLabel | None
 TensorForm = tuple[tuple[Size, ...], DType, tuple[Label, ...], str, int | None]
 PANEL_ROWS = 32  # of a packed weight; cuts never separate them, and storage is padded to them
-STORAGES = ("rows", "scalars", "packed", "vector")
+STORAGES = ("rows", "scalars", "packed", "vector", *KERNEL_FORMATS)
 INITS = ("normal", "ones", "zeros")
 MAX_BYTES = 1 << 60
 METADATA = "__metadata__"  # reserved by safetensors files: no tensor may have this name
@@ -117,8 +118,9 @@ class TensorSpec:
         tile_hint: rows per tile, or None for the planner's choice. Tiles of a weight consist of panels
             of 32 rows.
         storage: how elements are stored: `rows` (row-major, all dims but the last count rows),
-            `scalars` (all dims count rows of one element), `packed` (a weight's panels) or `vector`
-            (one row).
+            `scalars` (all dims count rows of one element), `packed` (a weight's panels), `vector`
+            (one row), or the name of a format of quantised weights (`tilewise.formats`; panels of
+            blocks, whose numbers have the dtype).
         init: initial values of a parameter: `normal` (random), `ones` or `zeros`.
         init_scale: standard deviation of random values, as a multiple of the standard deviation
             that `initialize` is given.
@@ -196,7 +198,7 @@ class TensorSpec:
             _invalid_metadata_name()
         if tile_hint is not None:
             tile_hint = _validate.integer("TensorSpec", "tile_hint", tile_hint, 1, MAX_SIZE)
-            if storage == "packed" and tile_hint % PANEL_ROWS:
+            if (storage == "packed" or storage in KERNEL_FORMATS) and tile_hint % PANEL_ROWS:
                 rule = f"the tiles of a weight must consist of panels of {PANEL_ROWS} rows"
                 _validate.invalid("TensorSpec", rule, f"tile_hint={tile_hint}", "choose a multiple")
         if type(storage) is not str or storage not in STORAGES:
@@ -214,6 +216,16 @@ class TensorSpec:
             _validate.invalid(
                 "TensorSpec", "a tensor may have at most 2**60 bytes", f"{self} {name!r}", "make it smaller"
             )
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether it is a weight in panels, quantised or not."""
+        return self.storage == "packed" or self.storage in KERNEL_FORMATS
+
+    @property
+    def format(self) -> WeightFormat | None:
+        """The format of a quantised weight; None for other tensors."""
+        return FORMATS.get(self.storage)
 
     @classmethod
     def parameter(cls, shape: tuple[Size, ...], dtype: str | DType, name: str = "", **kw: Any) -> TensorSpec:

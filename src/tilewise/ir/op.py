@@ -313,7 +313,14 @@ def results_of_call(
     """
     cls = op_named(name)
     for field, spec in zip(cls.declared.of_inputs(len(inputs)) or (), inputs):
-        if spec is not None and spec.storage == "packed" and not field.packed:
+        if spec is None or not spec.is_packed:
+            continue
+        if spec.format is not None and field.storage != "packed":
+            raise ShapeError(
+                f"[graph.{name}] a quantised weight can only be multiplied or looked up; got {spec} {spec.name!r} in "
+                f"{spec.storage} as {field.name}; load the weight without quantisation"
+            )
+        if not field.packed:
             raise ShapeError(
                 f"[graph.{name}] operand {field.name} must be a result, not a weight; got {spec} {spec.name!r}; "
                 "weights go into products, embeddings and, among themselves, elementwise ops; a layer declares its own"

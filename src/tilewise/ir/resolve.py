@@ -170,7 +170,7 @@ class _Dims:
         storage, shape, advice = spec.storage, spec.shape, f.advice or "check the operands"
         rule = ""
         if f.storage == "packed":
-            rule = "a parameter with two dims" if storage != "packed" else ""
+            rule = "" if spec.is_packed else "a parameter with two dims"
         elif f.storage:
             if storage != f.storage:
                 rule, advice = f"[{', '.join(dims.split())}]", f'declare it with storage="{f.storage}"'

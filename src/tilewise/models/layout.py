@@ -11,11 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from numpy.typing import NDArray
-
-from tilewise.checkpoint import FileTensor, StoredTensor, StoredWeights
+from tilewise.checkpoint import Stored, StoredTensor, StoredWeights
 from tilewise.core.log import warn_once
 
 __all__ = ["FileLayout", "without_wrappers"]
@@ -128,7 +126,7 @@ class FileLayout:
         first = self._spelled(self.table[0].name, names)
         return first in names or first.removeprefix(self.prefix) in names
 
-    def weights(self, files: Mapping[str, NDArray[Any] | FileTensor]) -> StoredWeights:
+    def weights(self, files: Mapping[str, Stored]) -> StoredWeights:
         """Files under the graph's names. Only tied copies are read at once, because they must equal
         their original.
 

@@ -15,11 +15,11 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_origin, get_type_hints
 
-from tilewise.checkpoint import refuse_gguf
+from tilewise.checkpoint import open_companions
 from tilewise.core.errors import ConfigError
 from tilewise.core.log import warn_once
 from tilewise.core.validation import Validator, bare, nearest, shown
-from tilewise.files.reading import Unreadable, first_problem, plain_json, read_whole
+from tilewise.files.reading import Unreadable, first_problem, plain_json
 from tilewise.models.fields import ADVICE, MAX_POSITIONS, ONLY, WITHOUT_EFFECT, has_no_effect, ignore_advice
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def read_config_file(
             file.
     """
     data = config_content(model_dir)
-    place = repr(str(Path(model_dir) / "config.json"))
+    place = open_companions(Path(model_dir)).called("config.json")
     try:
         return read(data, ignore=ignore, where=place)
     except ConfigError as error:
@@ -65,26 +65,28 @@ def read_config_file(
 
 
 def config_content(model_dir: str | Path) -> dict[str, Any]:
-    """The parsed config.json of a Hugging Face directory, of any model.
+    """The parsed config.json of a Hugging Face directory, of any model; of a GGUF file, the same from
+    its metadata.
 
     Raises:
         ConfigError: the file is missing or is not a JSON object; names it. If the path is another
-            kind of file, the message names the directory to use, or how to convert it.
+            kind of file, the message names the directory to use, or how to convert it. Or the GGUF
+            file's metadata does not describe a supported model.
     """
     directory = _validate.path("open", "a model directory", model_dir)
-    path = directory / "config.json"
-    if not os.path.lexists(path):
-        refuse_gguf(directory)
+    files, name = open_companions(directory), "config.json"
+    if not files.has(name):
         raise ConfigError(_not_a_model(directory))
     try:
-        data = plain_json(read_whole(path))
+        data = plain_json(files.read(name))
         if not isinstance(data, dict):
             raise Unreadable(f"it must hold an object; got {shown(data)}")
         return data
     except Unreadable as error:
-        raise ConfigError(
-            f"[models.open] config.json must be JSON; got {str(path)!r}: {error}; repair the file"
-        ) from None
+        rule, advice = "config.json must be JSON", "repair the file"
+        if files.gguf is not None:
+            rule, advice = "a GGUF file must describe a supported model", "choose another model or file"
+        raise ConfigError(f"[models.open] {rule}; got {files.called(name)}: {error}; {advice}") from None
 
 
 def _not_a_model(path: Path) -> str:

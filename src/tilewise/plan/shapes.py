@@ -28,6 +28,7 @@ LocalSizes = tuple[int | Dim, ...]
 _FILE_BLOCK_BYTES = 2 << 20  # in f32; large enough for a disk's full speed
 _FEWEST_COLUMNS = 128  # least columns of a tile that is narrower than its tensor
 _MOST_HEADS = 512  # a dim of more single elements does not count heads
+WORD_BYTES = 4  # quantised weights are stored in words of 32 bits
 _PRODUCTS = ("f32", "bf16")  # element types of results of products
 
 _validate = Validator("plan", PlanError)
@@ -262,7 +263,7 @@ class LocalShapes:
             "vector": (0, 1),
             "packed": (1, 1),
             "rows": (max(n - 1, 1), min(n - 1, 1)),
-        }[spec.storage]
+        }["packed" if spec.is_packed else spec.storage]
 
     def extent(self, spec: TensorSpec, layout: TensorLayout) -> Number:
         """Rows of a tensor."""
@@ -278,11 +279,12 @@ class LocalShapes:
         return Number.of_symbol(self.symbols.index(symbolic[0]), fixed)
 
     def cols(self, spec: TensorSpec, layout: TensorLayout) -> int:
-        """Columns of a tensor."""
+        """Columns of a tensor; of a quantised weight, words of 32 bits in a row of blocks."""
         tail = self.sizes(spec, layout)[self.split(spec)[0] :]
         if any(isinstance(s, Dim) for s in tail):
             raise PlanError(f"[plan.shapes] columns must have a fixed size; got {spec}; put the symbol first")
-        return prod(s for s in tail if isinstance(s, int))
+        cols = prod(s for s in tail if isinstance(s, int))
+        return cols if spec.format is None else words_of_blocks(spec, cols)
 
     def view(
         self, spec: TensorSpec, layout: TensorLayout, kind: str, slot: int, *, in_file: bool = False
@@ -291,15 +293,18 @@ class LocalShapes:
         extent = self.extent(spec, layout) if spec.storage != "vector" else Number(1)
         tile, cols = self.tile_rows(spec, kind, extent, in_file=in_file), self.cols(spec, layout)
         across = self.tile_cols(spec, kind, extent, cols)
-        return Ref(slot, extent, cols, spec.dtype.name, tile, spec.storage == "packed", across)
+        dtype = spec.dtype.name if spec.format is None else "i32"
+        return Ref(slot, extent, cols, dtype, tile, spec.is_packed, across)
 
     def bytes_max(self, spec: TensorSpec, layout: TensorLayout) -> int:
         """Bytes to reserve for a tensor, equal on all devices."""
         sizes = self.sizes_max(spec, layout)
         lead, _ = self.split(spec)
         rows, cols = prod(sizes[:lead]), prod(sizes[lead:])
+        if spec.format is not None:
+            return round_up(rows, PANEL_ROWS) * round_up(words_of_blocks(spec, cols), 2) * WORD_BYTES
         if spec.storage == "packed":
-            rows, cols = round_up(rows, 32), round_up(cols, 2)
+            rows, cols = round_up(rows, PANEL_ROWS), round_up(cols, 2)
         return rows * cols * spec.dtype.itemsize
 
     def row_step(self, extent: Number) -> NumberLike:
@@ -330,7 +335,7 @@ class LocalShapes:
             return max(_FILE_BLOCK_BYTES // (4 * cols * PANEL_ROWS), 1) * PANEL_ROWS
         if spec.tile_hint:
             return spec.tile_hint
-        if spec.storage == "packed":
+        if spec.is_packed:
             rows = extent.constant
             return max(round_up(rows, PANEL_ROWS), PANEL_ROWS) if rows <= 1024 else 512
         if spec.storage == "vector" or kind in ("state", "constant"):
@@ -393,6 +398,21 @@ class LocalShapes:
             for c in range(*node_shares(self.k_splits, shards)[shard])
         ]
         return [(b - begin, e - begin) if e > b else (0, 0) for b, e in cuts]
+
+
+def words_of_blocks(spec: TensorSpec, cols: int) -> int:
+    """Words of 32 bits that a device's part of a row of a quantised weight takes.
+
+    Raises:
+        PlanError: the part does not consist of whole blocks.
+    """
+    assert spec.format is not None
+    if cols % spec.format.block:
+        raise PlanError(
+            f"[plan.shapes] devices must hold whole blocks of a quantised weight; got {cols} of {spec.shape[1]} "
+            f"columns of {spec.name!r} in blocks of {spec.format.block} ({spec.format}); choose fewer devices"
+        )
+    return -(-spec.format.row_bytes(cols) // WORD_BYTES)
 
 
 def rows_in_tile(rows: int, settings: PlanSettings) -> int:

@@ -114,7 +114,7 @@ def _rows(plan: PlanTables, tensor: TensorNode) -> str:
     spec = tensor.spec
     if spec.tile_hint:
         return "Its tile_hint states the rows."
-    if spec.storage == "packed":
+    if spec.is_packed:
         return "Weights have tiles of whole panels, up to 512 rows, or all of at most 1024."
     if spec.storage == "vector" or tensor.kind in ("state", "constant"):
         return "Vectors, states and constants are one tile."

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilewise import models
-from tilewise.checkpoint import load_generation_config, load_tokenizer
+from tilewise.checkpoint import formats_of, load_generation_config, load_tokenizer
 from tilewise.core import ResourceError, Validator, choose_dtype, dtype, get_logger
 from tilewise.core.limits import available_memory, num_cores
 from tilewise.core.sizes import format_bytes
@@ -107,6 +107,7 @@ class ServedModel:
         weights = {} if is_dummy else models.open_weights(model_dir, self.config, with_head=writes)
         self.stored_dtypes = frozenset(str(tensor.dtype) for tensor in weights.values())
         memory_bytes = available_memory() if memory_bytes is None else memory_bytes
+        self._formats = formats_of(weights) if self.dtype == "bf16" else {}
         plan = self._plan_within(memory_bytes)
         self.max_blocks = num_blocks_for(self.limits.max_context)
         self.cache_bytes = _cache_bytes(plan)
@@ -129,7 +130,7 @@ class ServedModel:
         from tilewise.session import ComputeGraph
 
         settings, limits = self.settings, self.limits
-        graph = ComputeGraph(self.config.model_type)
+        graph = ComputeGraph(self.config.model_type, formats=self._formats)
         models.build_decoding_graph(
             graph,
             self.config,

@@ -54,8 +54,10 @@ class ComputeGraph(GraphBuilder):
         ['forward']
     """
 
-    def __init__(self, name: str = "graph", *, k_splits: int | None = None) -> None:
-        super().__init__(name, k_splits=k_splits)
+    def __init__(
+        self, name: str = "graph", *, k_splits: int | None = None, formats: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(name, k_splits=k_splits, formats=formats)
         self._strategy = DistributionStrategy.single()
         self._optimizer: Optimizer | None = None
         self._policy = ExecutionPolicy()

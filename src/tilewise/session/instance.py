@@ -40,7 +40,7 @@ from tilewise.runtime import CallHandle
 from tilewise.runtime.timelines import ExecutorTimeline
 from tilewise.session.assemble import assemble_program, make_executor
 from tilewise.session.inputs import as_array, check_constants
-from tilewise.session.loading import LoadReport, Progress, is_read_in_place, load_tensors
+from tilewise.session.loading import LoadReport, Progress, is_loaded_from_file, load_tensors
 from tilewise.session.one_call import OneCall
 from tilewise.session.tensors import NamedTensors, RunInputs
 
@@ -270,9 +270,7 @@ class GraphInstance:
         for name, key in stored_names.items():
             _require_entry(call, stored, name, key)
             value = stored[key]
-            if not isinstance(value, (FileTensor, PartedTensor)) or not is_read_in_place(
-                self._tensors, name, value
-            ):
+            if not is_loaded_from_file(value, self._tensors, name):
                 value = as_array(call, key, value)
             self._tensors.check_stored(call, name, value)
         for key in stored_names.values():

@@ -21,12 +21,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from operator import add
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.checkpoint import Box, FileTensor, PartedTensor, Tensor
+from tilewise.checkpoint import Box, FileTensor, PartedTensor, QuantisedTensor, Tensor
 from tilewise.core import get_logger
 from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.core.errors import CheckpointError
@@ -42,10 +42,10 @@ from tilewise.kernels.loading import (
 )
 from tilewise.kernels.packing import PANEL_ROWS
 from tilewise.session.inputs import as_array, is_finite
-from tilewise.session.local import Place
+from tilewise.session.local import Place, store_blocks
 from tilewise.session.tensors import NamedTensors
 
-__all__ = ["LoadReport", "Progress", "is_read_in_place", "load_tensors"]
+__all__ = ["LoadReport", "Progress", "is_loaded_from_file", "load_tensors"]
 
 Progress = Callable[[int, int], object]
 _PIECE_BYTES = 8 << 20
@@ -81,7 +81,7 @@ class _Piece:
     """
 
     name: str
-    sources: Sequence[FileTensor]
+    sources: Sequence[FileTensor | QuantisedTensor]
     begin: int
     dtype: str
     fill: Callable[[], Outcome]
@@ -107,7 +107,7 @@ class _Piece:
             )
         assert outcome.bytes_read == sum(self.num_bytes.values())
 
-    def _first_not_finite(self) -> FileTensor:
+    def _first_not_finite(self) -> FileTensor | QuantisedTensor:
         """The tensor to name in the error when a value is not finite; if there are several, they
         are read again.
         """
@@ -143,6 +143,8 @@ def load_tensors(
             pieces += _pieces(tensors, name, value)
         elif isinstance(value, PartedTensor) and is_read_in_place(tensors, name, value):
             pieces += _pieces_of_parts(tensors, name, value)
+        elif isinstance(value, QuantisedTensor) and is_loaded_in_blocks(tensors, name, value):
+            pieces += _pieces_of_blocks(tensors, name, value)
         else:
             made.append((name, value))
     bytes_read = [0] * tensors.plan.mesh.num_devices
@@ -207,6 +209,41 @@ def is_read_in_place(tensors: NamedTensors, name: str, value: FileTensor | Parte
         return False
     kinds = {place.spec.dtype.name for places in tensors.places(name) for place in places}
     return value.ndim in (1, 2) and kinds <= {"f32", "bf16"} and stored_dtype(value.dtype) is not None
+
+
+def is_loaded_from_file(
+    value: Tensor, tensors: NamedTensors, name: str
+) -> TypeGuard[FileTensor | PartedTensor | QuantisedTensor]:
+    """Whether a tensor of a file is converted while it is read, or keeps its blocks. Others become
+    arrays first.
+    """
+    if isinstance(value, QuantisedTensor):
+        return is_loaded_in_blocks(tensors, name, value)
+    return isinstance(value, (FileTensor, PartedTensor)) and is_read_in_place(tensors, name, value)
+
+
+def is_loaded_in_blocks(tensors: NamedTensors, name: str, value: QuantisedTensor) -> bool:
+    """Whether a quantised tensor keeps its format in memory. Otherwise it is expanded."""
+    return all(p.spec.format == value.format for places in tensors.places(name) for p in places)
+
+
+def _pieces_of_blocks(tensors: NamedTensors, name: str, value: QuantisedTensor) -> Iterator[_Piece]:
+    """The pieces of a quantised tensor: some panels of a device's part."""
+    row_bytes = value.format.row_bytes(value.shape[1])
+    step = max(1, _PIECE_BYTES // row_bytes // PANEL_ROWS) * PANEL_ROWS
+    for (place,) in tensors.places(name):
+        width = value.format.row_bytes(place.sizes[1])
+        for row in range(0, place.sizes[0], step):
+            count = min(step, place.sizes[0] - row)
+            begin = value.begin + (place.slices[0].start + row) * row_bytes
+            fill = partial(_store_blocks, value, place, row, count, count * width)
+            yield _Piece(name, [value], begin, "bf16", fill, {place.device: count * width})
+
+
+def _store_blocks(value: QuantisedTensor, place: Place, row: int, count: int, num_bytes: int) -> Outcome:
+    assert place.memory is not None
+    is_finite = store_blocks(value, place.spec, place.memory, place.slices, row, count)
+    return Outcome(num_bytes, is_finite, True, 0)
 
 
 def _pieces(tensors: NamedTensors, name: str, value: FileTensor) -> Iterator[_Piece]:
@@ -343,7 +380,7 @@ class _Behind:
         self._left = Counter(self._key(tensor) for piece in pieces for tensor in piece.sources)
 
     @staticmethod
-    def _key(tensor: FileTensor) -> tuple[int, int, int]:
+    def _key(tensor: FileTensor | QuantisedTensor) -> tuple[int, int, int]:
         return tensor.file.descriptor, tensor.begin, tensor.begin + tensor.extent_bytes
 
     def drop(self, piece: _Piece) -> None:

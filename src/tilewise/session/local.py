@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -10,11 +10,14 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from tilewise.checkpoint import QuantisedTensor
 from tilewise.comm.group_executor import GroupExecutor
 from tilewise.core.dims import Dim
+from tilewise.core.errors import ShapeError
 from tilewise.ir.graph import TensorSpec
 from tilewise.kernels.loading import Part, store_weight
 from tilewise.kernels.packing import packed_elements, unpack_weight
+from tilewise.kernels.quantised import pack_blocks, quantised_bytes, unpack_blocks
 from tilewise.plan import PlanTables
 from tilewise.plan.shapes import LocalShapes
 from tilewise.plan.stored_parts import StoredPart
@@ -87,6 +90,8 @@ class TensorStore:
     ) -> tuple[int, int]:
         """The address and the size in bytes of a device's part."""
         entry = self.plan.entry(device, tensor, part)
+        if spec.format is not None:
+            return entry.offset, quantised_bytes(spec.format, *sizes)
         count = packed_elements(*sizes) if spec.storage == "packed" else prod(sizes)
         return entry.offset, count * spec.dtype.itemsize
 
@@ -110,7 +115,7 @@ class TensorStore:
             self.executor.move("read", device, offset, memory)
         else:
             memory = self._bytes(device, tensor, part, sizes, spec)
-        return memory.view(spec.dtype.numpy)
+        return memory if spec.format is not None else memory.view(spec.dtype.numpy)
 
     @contextmanager
     def _writing(
@@ -169,7 +174,14 @@ class TensorStore:
             for part in self._parts(tensor):
                 sizes, slices = self._local(self.plan.shapes.on(device), spec, tensor, part)
                 with self._writing(device, tensor, part, sizes, spec) as memory:
-                    if spec.storage == "packed":
+                    if isinstance(value, QuantisedTensor):
+                        store_blocks(value, spec, memory, slices)
+                    elif spec.format is not None:
+                        raise ShapeError(
+                            f"[session.write] a weight planned in {spec.format} must be loaded from blocks of that "
+                            f"format; got an array for {spec.name!r}; plan the graph without formats"
+                        )
+                    elif spec.storage == "packed":
                         store_weight(value[slices], Part(memory, spec.dtype.name, True, sizes[0], sizes[1]))
                     else:
                         memory.view(spec.dtype.numpy)[:] = value[slices].reshape(-1)
@@ -230,16 +242,14 @@ class TensorStore:
             for part in self._parts(tensor):
                 sizes, slices = self._local(self.plan.shapes.on(device), spec, tensor, part)
                 flat = self._array(device, tensor, part, sizes, spec)
-                whole[slices] = (
-                    unpack_weight(flat, *sizes) if spec.storage == "packed" else flat.reshape(sizes)
-                )
+                whole[slices] = _elements(flat, spec, sizes)
 
     def copy_stored_part(self, tensor: int, part: StoredPart) -> np.ndarray:
         """A copy of the part of a tensor that a device writes."""
         spec = self.plan.graph.spec(tensor)
         flat = self._array(part.device, tensor, 0, [*part.sizes], spec)
         copy = np.empty(part.sizes, spec.dtype.numpy)
-        copy[...] = unpack_weight(flat, *part.sizes) if spec.storage == "packed" else flat.reshape(part.sizes)
+        copy[...] = _elements(flat, spec, part.sizes)
         return copy
 
     def differing_replicas(self, tensor: int) -> tuple[int, int] | None:
@@ -255,3 +265,28 @@ class TensorStore:
                 if not np.array_equal(copies[0], copies[1]):
                     return holder, device
         return None
+
+
+def store_blocks(
+    value: QuantisedTensor,
+    spec: TensorSpec,
+    memory: NDArray[np.uint8],
+    slices: Slices,
+    row: int = 0,
+    count: int = 0,
+) -> bool:
+    """Store rows of a quantised weight in a device's part: `count` rows from row `row` of the part
+    on, or all. Returns whether all scales are finite.
+    """
+    rows, cols = slices
+    assert spec.format == value.format
+    blocks = value.blocks(rows.start + row, count or rows.stop - rows.start)
+    sizes, first = (rows.stop - rows.start, cols.stop - cols.start), cols.start // value.format.block
+    return pack_blocks(blocks, value.format, memory, *sizes, row=row, first_block=first)
+
+
+def _elements(flat: np.ndarray, spec: TensorSpec, sizes: Sequence[int]) -> np.ndarray:
+    """The elements of a part from its memory."""
+    if spec.format is not None:
+        return unpack_blocks(flat, spec.format, *sizes)
+    return unpack_weight(flat, *sizes) if spec.storage == "packed" else flat.reshape(sizes)

@@ -16,7 +16,14 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.checkpoint import Box, FileTensor, LazyTensor, PartedTensor, TensorPart
+from tilewise.checkpoint import (
+    Box,
+    FileTensor,
+    LazyTensor,
+    PartedTensor,
+    QuantisedTensor,
+    TensorPart,
+)
 from tilewise.comm.group_executor import GroupExecutor
 from tilewise.core.dims import Dim
 from tilewise.core.dtypes import is_float
@@ -282,7 +289,9 @@ class NamedTensors:
             numbers = np.arange(rows, dtype=np.int32)[:, None]
             self.write(name, np.hstack([numbers, np.broadcast_to(words, (rows, 3))]))
 
-    def check_stored(self, call: str, name: str, value: Array | FileTensor | PartedTensor) -> None:
+    def check_stored(
+        self, call: str, name: str, value: Array | FileTensor | PartedTensor | QuantisedTensor
+    ) -> None:
         """Check a value from a file or a state dict against its tensor. Elements in a file are
         checked when they are read.
 
@@ -296,7 +305,9 @@ class NamedTensors:
             problem = f"shapes must agree; got {value.shape} for {name!r} {spec.shape}"
         elif not is_float(value.dtype):
             problem = f"weights must be floating-point numbers; got {value.dtype} for {name!r}"
-        elif isinstance(value, (FileTensor, PartedTensor)):
+        elif spec.format is not None and not isinstance(value, QuantisedTensor):
+            problem = f"{name!r} is planned in the format {spec.format}; got {value.dtype}"
+        elif isinstance(value, (FileTensor, PartedTensor, QuantisedTensor)):
             pass
         elif not is_finite(value, spec.dtype):
             problem = f"weights must be finite in {spec.dtype}; got others in {name!r}"

@@ -241,7 +241,7 @@ def _pinned(dims: OpDims, choices: Mapping[int, Choices]) -> dict[str, Choice]:
         if tensor is None or names is None or dims.graph.tensors[tensor].kind not in ("parameter", "state"):
             continue
         is_gradient = bool(cls.declared.accumulates) and names in factors.outputs
-        is_packed = dims.graph.spec(tensor).storage == "packed"
+        is_packed = dims.graph.spec(tensor).is_packed
         if position in written or not op.outputs or is_gradient or is_packed:
             for name, choice in zip(names, choices[tensor]):
                 pinned.setdefault(name, choice)

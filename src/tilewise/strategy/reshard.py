@@ -98,7 +98,7 @@ class _Inserting:
                 f"batch; got {got}; leave {axes} out of the mesh, and shard other dims: label them, for example "
                 'tw.DimLabel("mlp"), and give the mesh an axis tp'
             )
-        if spec.storage == "packed":
+        if spec.is_packed:
             raise LayoutError(
                 "[strategy.insert_reshards] a weight or its gradient must be read in its own layout: no op "
                 f"slices or gathers it; got {got}; drop the hint, or label the dims of {_called(spec, reshard)} "

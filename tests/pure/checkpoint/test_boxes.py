@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from tilewise.checkpoint import Box, PartedTensor, TensorPart
 from tilewise.checkpoint.boxes import misfit
+from tilewise.checkpoint.open_file import OpenFile
 from tilewise.checkpoint.shards import save_tensors
-from tilewise.checkpoint.tensors import OpenFile, WeightsFile, read_array
+from tilewise.checkpoint.tensors import WeightsFile, read_array
 
 SHAPES = st.lists(st.integers(0, 9), max_size=3).map(tuple)
 

@@ -38,12 +38,13 @@ class Embedding(Op):
         out = low.tensor(self.out)
         pending = low.pending_reduction("selected")
         target = low.temp_like(out, dtype=out.dtype, name="rows") if pending else out
+        ints, quantised = {"vocab_begin": low.first_element(self.table, 0)}, low.spec(self.table).format
         low.emit(
-            "embedding",
+            "embedding" if quantised is None else "embedding_quantised",
             over=out,
             dtype=out.dtype,
             tiles={"out": low.row(target), "ids": low.row(self.ids), "table": low.whole(self.table)},
-            ints={"vocab_begin": low.first_element(self.table, 0)},
+            ints=ints if quantised is None else {**ints, "format": quantised.number},
         )
         if pending:
             low.all_reduce(target, self.out, None, pending)

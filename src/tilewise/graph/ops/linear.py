@@ -70,8 +70,11 @@ class Linear(Op):
         return {} if self.transpose else {"w": "k* n"}
 
     def check(self, spec: Specs) -> None:
-        """Inner sizes agree, and at most one tensor is added."""
+        """Inner sizes agree, weights are stored alike, and at most one tensor is added."""
         terms = len(self.x)
+        first = spec(self.w[0])
+        for w in map(spec, self.w):
+            require(w.storage == first.storage, self.name, "weights must be stored alike", first, w)
         rule = f"has 1 to {MAX_TERMS} terms, not {terms}"
         require(terms <= MAX_TERMS, self.name, rule, advice="add them up")
         for x, w in zip(map(spec, self.x), map(spec, self.w)):
@@ -127,12 +130,16 @@ class Linear(Op):
             "num_k_splits": len(k_splits),
             "range": [v for c in k_splits for r in c for v in r],
         }
+        kernel, quantised = "matmul" if self.transpose else "matmul_dx", low.spec(self.w[0]).format
+        if quantised is not None:
+            _require_forward(low.op.label, low.spec(self.w[0]), self.transpose)
+            kernel, ints["format"] = "matmul_quantised", quantised.number
         part, weight_part = low.row, low.whole
         if columns:
             part, weight_part = low.col, low.row if self.transpose else low.col
         added_part = low.whole if self.bias is not None and not columns else part
         low.emit(
-            "matmul" if self.transpose else "matmul_dx",
+            kernel,
             over=out if not columns else low.tensor(self.w[0]) if self.transpose else Number(out.cols),
             step=columns or None,
             dtype=out.dtype,
@@ -166,6 +173,19 @@ def _require_pairs(op: str, weight: TensorSpec, label: DimLabel | None, dim: int
         raise PlanError(
             f"[plan.linear] k splits of a bf16 product must begin at even elements; got {odd} of {size} "
             f"of {label.name!r} in pieces of {label.atom}, in {op!r}; use pieces (heads) of an even size, or f32"
+        )
+
+
+def _require_forward(op: str, weight: TensorSpec, transpose: bool) -> None:
+    """Check that a quantised weight is used transposed.
+
+    Raises:
+        PlanError: it is used as stored, as in an input gradient.
+    """
+    if not transpose:
+        raise PlanError(
+            f"[plan.linear] a quantised weight can only be used as x wᵀ; got {weight.name!r} in {weight.storage} "
+            f"used as stored in {op!r}; load it without quantisation"
         )
 
 

@@ -185,7 +185,7 @@ def _names_declared_by(
         assert layer.function is not None
         operands = [specs[n] if n in specs else graph.find(n).spec for n in layer.operands]
         with _blamed_on(layer):
-            drafted = layer.function.drafted(graph, operands, layer.attrs)
+            drafted = layer.function.drafted(graph, operands, layer.attrs, layer.path)
         template = graph.draft.templates[drafted.key]
         specs[layer.path] = template.graph.spec(template.results[0])
         families = [family for _, family, _ in drafted.declared if family is not None]

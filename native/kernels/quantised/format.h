@@ -1,0 +1,235 @@
+// Formats of quantised weights: their blocks in files, and their panels in memory.
+//
+// A format's name, block and arithmetic are those of src/tilewise/formats/. In memory a weight is stored in panels of
+// 32 rows, like any weight. A panel is a sequence of blocks of all its rows; a block has
+//   the scales        f16 or bf16 numbers, each for 32 rows, then bytes, each for 32 rows
+//   groups of 32 k    the codes of 32 rows and 32 elements along k, in planes
+// so it has as many bytes as the 32 blocks of the file. A plane has some bits of every code:
+//   4 bits  uint32[2][64]: word l of half h has the codes of steps 8 h to 8 h + 7, the first in its lowest bits
+//   2 bits  uint32[64]     the same for steps 0 to 15
+//   1 bit   uint16[64]     the same
+//   8 bits  int8[16][64]   step by step
+// A step is a pair of elements along k, as in microkernel.h, and lane l of 64 is element l % 2 of row l / 2. So 64
+// lanes of one step are the 32 words that a product reads.
+#pragma once
+#include "kernels/microkernel.h"
+
+namespace tilewise::kernels::TILEWISE_ISA_NS {
+
+inline constexpr int kGroup = 32;             // elements along k of a group
+inline constexpr int kGroupLanes = 2 * kPanel;
+inline constexpr int kGroupSteps = kGroup / 2;
+
+/// What a code means: (code - offset) * d, a table's number * d, code * d + m, or (code - m) * d.
+enum class Meaning { kCentred, kTable, kAffine, kZeroPoint };
+
+/// What formats have in common. `Halves` numbers of 16 bits and `Bytes` bytes per row and block determine the scales,
+/// which hold for `Span` elements.
+template <int Block, int FileBytes, int Halves, int Bytes, int Bits, int Span, Meaning M, int Offset = 0>
+struct Format {
+  static constexpr int kBlock = Block, kFileBytes = FileBytes, kHalves = Halves, kBytes = Bytes, kBits = Bits;
+  static constexpr int kSpan = Span, kOffset = Offset;
+  static constexpr Meaning kMeaning = M;
+  static constexpr bool kHasBf16Scales = false;
+  static constexpr int kHeadBytes = kPanel * (2 * Halves + Bytes);
+  static constexpr int kGroupBytes = kPanel * kGroup * Bits / 8;
+  static constexpr int kPanelBytes = kPanel * FileBytes;
+  static_assert(kHeadBytes + Block / kGroup * kGroupBytes == kPanelBytes);
+  static constexpr bool kHas4 = Bits == 4 || Bits == 5 || Bits == 6, kHas2 = Bits == 2 || Bits == 3 || Bits == 6;
+  static constexpr bool kHas1 = Bits == 3 || Bits == 5;
+  static constexpr int kShift2 = kHas4 ? 4 : 0, kShift1 = kHas4 ? 4 : 2;  // of the plane's bits in a code
+};
+
+// 16 rows of a block at a time. Half(i) are the rows' i-th half in fp32, byte(i) their i-th byte.
+typedef float Rows16 __attribute__((vector_size(64)));
+typedef int32_t IntRows16 __attribute__((vector_size(64)));
+
+TILEWISE_INLINE Rows16 as_numbers(const IntRows16& x) { return __builtin_convertvector(x, Rows16); }
+
+/// 16 bytes with two codes of 4 bits each: low halves first, then high ones.
+TILEWISE_INLINE void unpack_nibbles(const uint8_t* from, int count, uint8_t* codes) {
+  for (int i = 0; i < count; ++i) {
+    codes[i] = from[i] & 15;
+    codes[count + i] = from[i] >> 4;
+  }
+}
+
+TILEWISE_INLINE void copy_bytes(uint8_t* to, const uint8_t* from, int count) { __builtin_memcpy(to, from, count); }
+
+/// The scale of every row is a half.
+template <class F>
+struct WithOneScale : F {
+  template <class Half, class Byte>
+  TILEWISE_INLINE void scales(const Half& half, const Byte&, int, Rows16& d, Rows16&) {
+    d = half(0);
+  }
+};
+/// Scale and minimum are halves.
+template <class F>
+struct WithMinimum : F {
+  template <class Half, class Byte>
+  TILEWISE_INLINE void scales(const Half& half, const Byte&, int, Rows16& d, Rows16& m) {
+    d = half(0);
+    m = half(1);
+  }
+};
+
+// Each format unpacks a block of a file into codes, 2 kHalves bytes of halves, and kBytes bytes.
+
+struct Q8_0 : WithOneScale<Format<32, 34, 1, 0, 8, 32, Meaning::kCentred>> {
+  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t*) {
+    copy_bytes(halves, block, 2);
+    copy_bytes(codes, block + 2, 32);
+  }
+};
+
+struct Q4_0 : WithOneScale<Format<32, 18, 1, 0, 4, 32, Meaning::kCentred, 8>> {
+  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t*) {
+    copy_bytes(halves, block, 2);
+    unpack_nibbles(block + 2, 16, codes);
+  }
+};
+
+struct Q4_1 : WithMinimum<Format<32, 20, 2, 0, 4, 32, Meaning::kAffine>> {
+  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t*) {
+    copy_bytes(halves, block, 4);
+    unpack_nibbles(block + 4, 16, codes);
+  }
+};
+
+TILEWISE_INLINE void add_fifth_bits(const uint8_t* bits, uint8_t* codes) {
+  for (int i = 0; i < 32; ++i) codes[i] = static_cast<uint8_t>(codes[i] | ((bits[i / 8] >> i % 8 & 1) << 4));
+}
+
+struct Q5_0 : WithOneScale<Format<32, 22, 1, 0, 5, 32, Meaning::kCentred, 16>> {
+  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t*) {
+    copy_bytes(halves, block, 2);
+    unpack_nibbles(block + 6, 16, codes);
+    add_fifth_bits(block + 2, codes);
+  }
+};
+
+struct Q5_1 : WithMinimum<Format<32, 24, 2, 0, 5, 32, Meaning::kAffine>> {
+  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t*) {
+    copy_bytes(halves, block, 4);
+    unpack_nibbles(block + 8, 16, codes);
+    add_fifth_bits(block + 4, codes);
+  }
+};
+
+struct Q2K : Format<256, 84, 2, 16, 2, 16, Meaning::kAffine> {
+  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t* bytes) {
+    copy_bytes(bytes, block, 16);
+    copy_bytes(halves, block + 80, 4);
+    for (int e = 0; e < 256; ++e) codes[e] = block[16 + e / 128 * 32 + e % 32] >> 2 * (e % 128 / 32) & 3;
+  }
+  template <class Half, class Byte>
+  TILEWISE_INLINE void scales(const Half& half, const Byte& byte, int span, Rows16& d, Rows16& m) {
+    d = half(0) * as_numbers(byte(span) & 15);
+    m = -(half(1) * as_numbers(byte(span) >> 4));
+  }
+};
+
+struct Q3K : Format<256, 110, 1, 12, 3, 16, Meaning::kCentred, 4> {
+  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t* bytes) {
+    copy_bytes(bytes, block + 96, 12);
+    copy_bytes(halves, block + 108, 2);
+    for (int e = 0; e < 256; ++e) {
+      const int low = block[32 + e / 128 * 32 + e % 32] >> 2 * (e % 128 / 32) & 3;
+      codes[e] = static_cast<uint8_t>(low | (block[e % 32] >> e / 32 & 1) << 2);
+    }
+  }
+  template <class Half, class Byte>
+  TILEWISE_INLINE void scales(const Half& half, const Byte& byte, int span, Rows16& d, Rows16&) {
+    const IntRows16 low = byte(span % 8) >> (span < 8 ? 0 : 4) & 15;
+    const IntRows16 high = byte(8 + span % 4) >> 2 * (span / 4) & 3;
+    d = half(0) * as_numbers((low | high << 4) - 32);
+  }
+};
+
+/// The scales and minima of 6 bits that Q4_K and Q5_K pack into 12 bytes.
+template <class F>
+struct WithSixBits : F {
+  template <class Half, class Byte>
+  TILEWISE_INLINE void scales(const Half& half, const Byte& byte, int span, Rows16& d, Rows16& m) {
+    const bool is_early = span < 4;
+    const IntRows16 own = byte(is_early ? span : span + 4), other = byte(is_early ? span + 4 : span - 4);
+    d = half(0) * as_numbers(is_early ? own & 63 : (own & 15) | (other >> 6) << 4);
+    m = -(half(1) * as_numbers(is_early ? other & 63 : own >> 4 | (byte(span) >> 6) << 4));
+  }
+};
+
+struct Q4K : WithSixBits<Format<256, 144, 2, 12, 4, 32, Meaning::kAffine>> {
+  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t* bytes) {
+    copy_bytes(halves, block, 4);
+    copy_bytes(bytes, block + 4, 12);
+    for (int c = 0; c < 4; ++c) unpack_nibbles(block + 16 + 32 * c, 32, codes + 64 * c);
+  }
+};
+
+struct Q5K : WithSixBits<Format<256, 176, 2, 12, 5, 32, Meaning::kAffine>> {
+  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t* bytes) {
+    copy_bytes(halves, block, 4);
+    copy_bytes(bytes, block + 4, 12);
+    for (int c = 0; c < 4; ++c) unpack_nibbles(block + 48 + 32 * c, 32, codes + 64 * c);
+    for (int e = 0; e < 256; ++e) codes[e] = static_cast<uint8_t>(codes[e] | (block[16 + e % 32] >> e / 32 & 1) << 4);
+  }
+};
+
+struct Q6K : Format<256, 210, 1, 16, 6, 16, Meaning::kCentred, 32> {
+  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t* bytes) {
+    copy_bytes(bytes, block + 192, 16);
+    copy_bytes(halves, block + 208, 2);
+    for (int n = 0; n < 2; ++n, codes += 128) {
+      unpack_nibbles(block + 64 * n, 64, codes);
+      for (int e = 0; e < 128; ++e)
+        codes[e] = static_cast<uint8_t>(codes[e] | (block[128 + 32 * n + e % 32] >> 2 * (e / 32) & 3) << 4);
+    }
+  }
+  template <class Half, class Byte>
+  TILEWISE_INLINE void scales(const Half& half, const Byte& byte, int span, Rows16& d, Rows16&) {
+    d = half(0) * as_numbers(byte(span) << 24 >> 24);
+  }
+};
+
+alignas(64) inline constexpr float kIq4Numbers[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                                      1,    13,   25,  38,  53,  69,  89,  113};
+alignas(64) inline constexpr float kMxfp4Numbers[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+struct IQ4NL : WithOneScale<Format<32, 18, 1, 0, 4, 32, Meaning::kTable>> {
+  static constexpr const float* kTable = kIq4Numbers;
+  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t*) {
+    copy_bytes(halves, block, 2);
+    unpack_nibbles(block + 2, 16, codes);
+  }
+};
+
+struct IQ4XS : Format<256, 136, 1, 6, 4, 32, Meaning::kTable> {
+  static constexpr const float* kTable = kIq4Numbers;
+  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t* bytes) {
+    copy_bytes(halves, block, 2);
+    copy_bytes(bytes, block + 2, 6);
+    for (int g = 0; g < 8; ++g) unpack_nibbles(block + 8 + 16 * g, 16, codes + 32 * g);
+  }
+  template <class Half, class Byte>
+  TILEWISE_INLINE void scales(const Half& half, const Byte& byte, int span, Rows16& d, Rows16&) {
+    const IntRows16 low = byte(2 + span / 2) >> 4 * (span % 2) & 15, high = byte(span / 4) >> 2 * (span % 4) & 3;
+    d = half(0) * as_numbers((low | high << 4) - 32);
+  }
+};
+
+struct MXFP4 : Format<32, 17, 0, 1, 4, 32, Meaning::kTable> {
+  static constexpr const float* kTable = kMxfp4Numbers;
+  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t*, uint8_t* bytes) {
+    bytes[0] = block[0];
+    unpack_nibbles(block + 1, 16, codes);
+  }
+  /// Half of 2^(e - 127).
+  template <class Half, class Byte>
+  TILEWISE_INLINE void scales(const Half&, const Byte& byte, int, Rows16& d, Rows16&) {
+    const IntRows16 e = byte(0);
+    d = (Rows16)(e == 0 ? 0 * e + 0x00200000 : e == 1 ? 0 * e + 0x00400000 : (e - 1) << 23);
+  }
+};
+
+}  // namespace tilewise::kernels::TILEWISE_ISA_NS

@@ -1,0 +1,26 @@
+// The functions of every format, by its number.
+#pragma once
+#include "kernels/microkernel.h"
+
+namespace tilewise::kernels::TILEWISE_ISA_NS {
+
+/// A format's functions. Panels are described in format.h; `panel` is the first byte of one.
+struct QuantisedFormat {
+  const char* name;  // of src/tilewise/formats
+  int64_t block, block_bytes;
+  /// Elements [begin, end) along k as words [step][32]; `begin` is even.
+  void (*expand)(const uint8_t* panel, int64_t begin, int64_t end, uint32_t* to);
+  /// The first `cols` elements of a row.
+  void (*read_row)(const uint8_t* panel, int64_t row, int64_t cols, bf16* to);
+  /// Makes blocks of a panel from up to 32 rows of a file, `stride` bytes apart. Missing rows become zero. Returns
+  /// whether all scales are finite.
+  bool (*pack)(const uint8_t* rows, int64_t stride, int64_t num_rows, int64_t num_blocks, uint8_t* panel);
+  /// Micro-kernels of 1 to kFewRows rows that read panels and keep words in registers; nullptr where the words of some
+  /// steps in L1 are as fast.
+  MicroFn few[kFewRows];
+};
+
+inline constexpr int64_t kNumFormats = 13;
+extern const QuantisedFormat kFormats[kNumFormats];
+
+}  // namespace tilewise::kernels::TILEWISE_ISA_NS

@@ -1,0 +1,321 @@
+"""Which model a GGUF file holds: the config.json of its family, and the family's names of tensors.
+
+llama.cpp's converter changes some tensors, and this module says how to undo it: it reorders rows of
+Llama's queries and keys (`Family.is_permuted`), and adds 1 to the weights of Gemma's norms
+(`Family.norm_offset`). Architectures without an entry in `FAMILIES` are rejected by name.
+
+Gemma's scale of scores, and the limit between Gemma's sizes that it depends on, are not in files.
+They are llama.cpp's constants.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewise.checkpoint.gguf.metadata import Metadata, decimal
+from tilewise.core.validation import shown
+from tilewise.files.reading import Unreadable
+
+__all__ = ["FAMILIES", "Family", "family_of"]
+
+_LAYER = re.compile(r"blk\.([0-9]+)\.([a-z_]+)\.(weight|bias)")
+_TOP = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_IN_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_OF_PHI3 = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+_OF_GEMMA = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+FREQUENCIES = "rope_freqs.weight"
+LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+# Keys that change the computation in a way that none of these families has, with the value that changes nothing.
+_NEUTRAL = {
+    "expert_count": 0,
+    "attention.scale": 0,
+    "attention.clamp_kqv": 0,
+    "attention.causal": True,
+    "logit_scale": 0,
+    "residual_scale": 0,
+    "embedding_scale": 0,
+    "use_parallel_residual": False,
+}
+_MOST_FACTORS = 1 << 10
+_LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
+_HALF_PRECISION = 1e-5  # relative error of factors that were computed in fp32
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a configuration is made of.
+
+    Attributes:
+        values: the keys of the architecture.
+        shapes: shapes of tensors by their names in the file.
+        vector: reads a vector of the file, by its name; None if the file does not have it.
+    """
+
+    values: Metadata
+    shapes: Mapping[str, tuple[int, ...]]
+    vector: Callable[[str], NDArray[Any] | None]
+
+
+@dataclass(frozen=True)
+class Family:
+    """How files of one architecture become a model of a family.
+
+    Attributes:
+        model_type: of config.json.
+        architecture: the class that config.json names.
+        more: the fields of config.json that only this family has.
+        names: what follows `blk.N.` in names of tensors, with the family's name of it.
+        is_permuted: whether rows of queries and keys are in llama.cpp's order: element i of the first
+            half of a head is followed by element i of the second half.
+        norm_offset: what the converter added to weights of norms.
+    """
+
+    model_type: str
+    architecture: str
+    more: Callable[[Source, dict[str, Any]], dict[str, Any]]
+    names: Mapping[str, str] = field(default_factory=dict)
+    is_permuted: bool = False
+    norm_offset: float = 0.0
+
+    def config(self, source: Source) -> dict[str, Any]:
+        """The content of config.json, without what follows from the tokenizer.
+
+        Raises:
+            Unreadable: a key is missing or invalid, or asks for something that is not supported.
+        """
+        values = source.values
+        for key, neutral in _NEUTRAL.items():
+            value = values.get(key)
+            is_neutral = isinstance(value, bool | int | float) and value == neutral
+            if value is not None and not is_neutral:
+                raise Unreadable(f"{values.prefix}{key} = {shown(value, 40)} is not supported")
+        embedding = source.shapes.get("token_embd.weight", ())
+        if len(embedding) != 2:
+            raise Unreadable("it has no matrix token_embd.weight")
+        hidden, heads = values.integer("embedding_length"), values.integer("attention.head_count")
+        head_dim = self._head_dim(values, hidden, heads)
+        if values.integer("attention.value_length", head_dim) != head_dim:
+            raise Unreadable(f"{values.prefix}attention.value_length must equal attention.key_length")
+        config = {
+            "architectures": [self.architecture],
+            "model_type": self.model_type,
+            "vocab_size": embedding[0],
+            "hidden_size": hidden,
+            "intermediate_size": values.integer("feed_forward_length"),
+            "num_hidden_layers": values.integer("block_count"),
+            "num_attention_heads": heads,
+            "num_key_value_heads": values.integer("attention.head_count_kv", heads),
+            "head_dim": head_dim,
+            "max_position_embeddings": values.integer("context_length"),
+            "rms_norm_eps": values.number("attention.layer_norm_rms_epsilon"),
+            "rope_theta": values.number("rope.freq_base", 10000.0),
+            "tie_word_embeddings": "output.weight" not in source.shapes,
+        }
+        rotated = values.integer("rope.dimension_count", head_dim)
+        if rotated != head_dim and head_dim:
+            config["partial_rotary_factor"] = rotated / head_dim
+        return {**config, **self.more(source, config)}
+
+    def _head_dim(self, values: Metadata, hidden: int, heads: int) -> int:
+        if values.get("attention.key_length") is not None:
+            return values.integer("attention.key_length")
+        return hidden // heads if heads > 0 else 0
+
+    def name(self, stored: str) -> str:
+        """The family's name of a tensor; the file's own name if the family has no such tensor."""
+        match = _LAYER.fullmatch(stored)
+        inner = {**_IN_LAYER, **self.names}.get(match[2]) if match else None
+        if match is None or inner is None:
+            return _TOP.get(stored, stored)
+        return f"model.layers.{match[1]}.{inner}.{match[3]}"
+
+    def heads_of_rows(self, stored: str, config: Mapping[str, Any]) -> int:
+        """Number of heads whose rows are reordered in a tensor; 0 if the rows are in the family's order."""
+        match = _LAYER.fullmatch(stored) if self.is_permuted else None
+        heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
+        return int(config[heads[match[2]]]) if match and match[2] in heads else 0
+
+    def offset(self, stored: str) -> float:
+        """What was added to a tensor."""
+        return self.norm_offset if stored.endswith("norm.weight") else 0.0
+
+
+def family_of(architecture: str) -> Family:
+    """The family of `general.architecture`.
+
+    Raises:
+        Unreadable: it is not supported.
+    """
+    if architecture not in FAMILIES:
+        raise Unreadable(
+            f"general.architecture must be one of {', '.join(FAMILIES)}; got {shown(architecture)}, which is not "
+            "supported"
+        )
+    return FAMILIES[architecture]
+
+
+def _llama(source: Source, config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "attention_bias": "blk.0.attn_q.bias" in source.shapes,
+        "mlp_bias": "blk.0.ffn_up.bias" in source.shapes,
+        "rope_scaling": _stretched(source, config) or _scaling(source.values),
+    }
+
+
+def _qwen2(source: Source, config: dict[str, Any]) -> dict[str, Any]:
+    return {"rope_scaling": _scaling(source.values)}
+
+
+def _qwen3(source: Source, config: dict[str, Any]) -> dict[str, Any]:
+    has_bias = "blk.0.attn_q.bias" in source.shapes
+    return {"attention_bias": has_bias, "rope_scaling": _scaling(source.values)}
+
+
+def _phi3(source: Source, config: dict[str, Any]) -> dict[str, Any]:
+    longest = config["max_position_embeddings"]
+    original = source.values.integer("rope.scaling.original_context_length", longest)
+    window = source.values.integer("attention.sliding_window", 0)
+    long, short = source.vector(LONG), source.vector(SHORT)
+    more: dict[str, Any] = {
+        "original_max_position_embeddings": original,
+        "sliding_window": window or None,
+    }
+    if long is not None and short is not None:
+        factors = {"long_factor": _decimals(long), "short_factor": _decimals(short)}
+        more["rope_scaling"] = {"rope_type": "longrope", **factors}
+        more["rope_scaling"] |= _attention_factor(source.values, longest / max(1, original), original)
+    return more
+
+
+def _gemma2(source: Source, config: dict[str, Any]) -> dict[str, Any]:
+    values = source.values
+    return {
+        "query_pre_attn_scalar": _query_scalar("gemma2", config),
+        "sliding_window": values.integer("attention.sliding_window", 4096),
+        "attn_logit_softcapping": values.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": values.number("final_logit_softcapping", 30.0),
+    }
+
+
+def _gemma3(source: Source, config: dict[str, Any]) -> dict[str, Any]:
+    values = source.values
+    more = {
+        "query_pre_attn_scalar": _query_scalar("gemma3", config),
+        "sliding_window": values.integer("attention.sliding_window", 1024),
+        "rope_theta": values.number("rope.freq_base", 1e6),
+        "rope_local_base_freq": values.number("rope.freq_base_swa", 1e4),
+        "rope_scaling": _scaling(values),
+    }
+    pattern = values.get("attention.sliding_window_pattern")
+    if isinstance(pattern, np.ndarray):  # whether each layer has a window
+        kinds = np.where(pattern.astype(bool), "sliding_attention", "full_attention")
+        return {**more, "layer_types": kinds.tolist()}
+    return {**more, "sliding_window_pattern": values.integer("attention.sliding_window_pattern", 6)}
+
+
+def _query_scalar(architecture: str, config: Mapping[str, Any]) -> int:
+    """Scores are divided by its square root; only models of 27 billion parameters have an own value."""
+    if config["num_hidden_layers"] == _LAYERS_OF_27B[architecture] and config["num_attention_heads"]:
+        return int(config["hidden_size"] // config["num_attention_heads"])
+    return int(config["head_dim"])
+
+
+def _scaling(values: Metadata) -> dict[str, Any] | None:
+    """`rope_scaling` of the keys `rope.scaling.*`."""
+    kind = values.text("rope.scaling.type", "none")
+    factor = values.number("rope.scaling.factor", 0.0)
+    if values.get("rope.scale_linear") is not None:  # the key of older files
+        kind, factor = "linear", values.number("rope.scale_linear")
+    if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
+        return None
+    if kind not in ("linear", "yarn"):
+        raise Unreadable(f"{values.prefix}rope.scaling.type = {shown(kind)} is not supported")
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
+    if values.get("rope.scaling.original_context_length") is not None:
+        scaling["original_max_position_embeddings"] = values.integer("rope.scaling.original_context_length")
+    if values.get("rope.scaling.finetuned") is not None:
+        scaling["finetuned"] = values.truth("rope.scaling.finetuned", False)
+    if kind == "linear":
+        return scaling
+    if values.number("rope.scaling.attn_factor", 1.0) != 1.0:
+        raise Unreadable(f"{values.prefix}rope.scaling.attn_factor must be 1 if the type is yarn")
+    for ours in ("beta_fast", "beta_slow"):
+        if values.get(f"rope.scaling.yarn_{ours}") is not None:
+            scaling[ours] = values.number(f"rope.scaling.yarn_{ours}")
+    return scaling
+
+
+def _stretched(source: Source, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """`rope_scaling` of a file with one divisor per frequency, as Llama 3.1 has them.
+
+    The divisors were computed from the fields of `llama3`, of which all published models have the
+    same but the factor. With these fields, frequencies have the bits of the original's. Other
+    divisors are used as they are, which is what `longrope` does.
+    """
+    divisors = source.vector(FREQUENCIES)
+    if divisors is None:
+        return None
+    original, low, high = 8192, 1.0, 4.0
+    factor = float(divisors.max())
+    half = np.arange(len(divisors)) / len(divisors)
+    with np.errstate(all="ignore"):  # of damaged files
+        wavelength = 2 * np.pi * np.float64(config["rope_theta"]) ** half
+        smooth = np.clip((original / wavelength - low) / (high - low), 0.0, 1.0)
+        expected = 1 / ((1 - smooth) / factor + smooth)
+    if factor > 1 and np.allclose(divisors, expected, rtol=_HALF_PRECISION, atol=0):
+        fields = {"factor": decimal(factor), "low_freq_factor": low, "high_freq_factor": high}
+        return {"rope_type": "llama3", **fields, "original_max_position_embeddings": original}
+    exact = _decimals(divisors)
+    return {"rope_type": "longrope", "long_factor": exact, "short_factor": exact, "attention_factor": 1.0}
+
+
+def _attention_factor(values: Metadata, stretch: float, original: int) -> dict[str, float]:
+    """`attention_factor` of longrope, if it is not the one that follows from the lengths."""
+    if values.get("rope.scaling.attn_factor") is None:
+        return {}
+    stored = values.number("rope.scaling.attn_factor")
+    usual = (1 + np.log(stretch) / np.log(original)) ** 0.5 if stretch > 1 and original > 1 else 1.0
+    return {} if abs(stored - usual) <= 1e-4 * usual else {"attention_factor": stored}
+
+
+def _decimals(numbers: NDArray[Any]) -> list[float]:
+    if len(numbers) > _MOST_FACTORS:
+        raise Unreadable(f"it has {len(numbers)} factors of RoPE, more than {_MOST_FACTORS}")
+    return [decimal(float(number)) for number in numbers]
+
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family("llama", "LlamaForCausalLM", _llama, is_permuted=True),
+    "qwen2": Family("qwen2", "Qwen2ForCausalLM", _qwen2),
+    "qwen3": Family("qwen3", "Qwen3ForCausalLM", _qwen3),
+    "phi3": Family("phi3", "Phi3ForCausalLM", _phi3, _OF_PHI3),
+    "gemma2": Family("gemma2", "Gemma2ForCausalLM", _gemma2, _OF_GEMMA, norm_offset=1.0),
+    "gemma3": Family("gemma3_text", "Gemma3ForCausalLM", _gemma3, _OF_GEMMA, norm_offset=1.0),
+}
+"""By `general.architecture`. Mistral's files name the architecture llama."""

@@ -1,0 +1,104 @@
+"""Quantised weights in panels: their numbers, products and rows, against plain bf16 weights of the same numbers."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_checks import LEVELS, NUMPY, assert_same_bits, empty, random, rng
+
+from support.blocks import random_blocks
+from tilewise import _native
+from tilewise.formats import FORMATS, KERNEL_FORMATS
+from tilewise.kernels.isa import run
+from tilewise.kernels.packing import pack_weight
+from tilewise.kernels.quantised import pack_blocks, quantised_bytes, unpack_blocks
+
+
+def weight(name, n, k, seed, isa=""):
+    """A weight in panels, as an operand, and its numbers in bf16."""
+    form = FORMATS[name]
+    blocks = random_blocks(form, n, k, seed)
+    memory = np.full(quantised_bytes(form, n, k), 77, np.uint8)
+    assert pack_blocks(blocks, form, memory, n, k, isa=isa)
+    return (memory.view(np.int32), n, -(-form.row_bytes(k) // 4)), form.dequantise(blocks).astype(
+        NUMPY["bf16"]
+    )
+
+
+def product(kernel, ints, rows, w, ranges, isa):
+    """The product of some rows and a weight in the given ranges of k."""
+    out = empty(len(rows), w[1], "bf16")
+    run(f"{kernel}_bf16", [out, None, rows, w], [*ints, 0, 1, len(ranges), *np.ravel(ranges)], isa=isa)
+    return out
+
+
+def test_kernels_know_the_formats():
+    """The native table has the formats by their numbers, with the same blocks."""
+    expected = [(name, FORMATS[name].block, FORMATS[name].block_bytes) for name in KERNEL_FORMATS]
+    assert _native.weights.quantised_formats() == expected
+    assert [FORMATS[name].number for name in KERNEL_FORMATS] == list(range(len(KERNEL_FORMATS)))
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+@given(
+    st.sampled_from(KERNEL_FORMATS),
+    st.integers(1, 70),
+    st.integers(1, 3),
+    st.sampled_from([1, 2, 3, 4, 5, 8, 14, 15, 33]),
+    st.data(),
+)
+@settings(max_examples=40, deadline=None)
+def test_products_and_rows_are_those_of_the_numbers(isa, name, n, blocks, m, data):
+    """To the bit: products of any number of rows over any ranges of k, looked-up rows, and all numbers."""
+    k = FORMATS[name].block * blocks
+    cuts = sorted(
+        {0, k, *(2 * data.draw(st.integers(0, k // 2)) for _ in range(data.draw(st.integers(0, 3))))}
+    )
+    ranges = list(zip(cuts, cuts[1:]))
+    packed, numbers = weight(name, n, k, n + k, isa)
+    assert_same_bits(unpack_blocks(packed[0].view(np.uint8), FORMATS[name], n, k, isa=isa), numbers)
+    gen, number = rng(m), FORMATS[name].number
+    rows = random(gen, m, k, "bf16")
+    plain = (pack_weight(numbers, "bf16"), n, k)
+    expected = product("matmul", [], rows, plain, ranges, isa)
+    assert_same_bits(product("matmul_quantised", [number], rows, packed, ranges, isa), expected)
+    ids, out = gen.integers(-1, n + 1, (m, 1)).astype(np.int32), empty(m, k, "bf16")
+    run("embedding_quantised_bf16", [out, ids, packed], [number, 0], isa=isa)
+    inside = (ids >= 0) & (ids < n)
+    expected_rows = np.where(inside, numbers[np.clip(ids[:, 0], 0, n - 1)], NUMPY["bf16"](0))
+    assert_same_bits(out, expected_rows)
+
+
+def test_parts_of_a_weight():
+    """Rows and columns of blocks land in the parts that hold them; a changed bit shows."""
+    form = FORMATS["q4_k"]
+    blocks = random_blocks(form, 96, 1024, 3)
+    numbers = form.dequantise(blocks).astype(NUMPY["bf16"])
+    memory = np.zeros(quantised_bytes(form, 70, 512), np.uint8)
+    for first, count in ((0, 32), (32, 38)):
+        part = blocks[20 + first : 20 + first + count]
+        assert pack_blocks(part, form, memory, 70, 512, row=first, first_block=2)
+    assert_same_bits(unpack_blocks(memory, form, 70, 512), numbers[20:90, 512:])
+    memory[5000] ^= 1
+    assert not np.array_equal(unpack_blocks(memory, form, 70, 512), numbers[20:90, 512:])
+
+
+def test_infinite_scales_are_reported():
+    """In any format, scales that are not finite."""
+    for name in KERNEL_FORMATS:
+        form = FORMATS[name]
+        blocks = random_blocks(form, 32, form.block, 1, is_finite=False)
+        memory = np.zeros(quantised_bytes(form, 32, form.block), np.uint8)
+        assert pack_blocks(blocks, form, memory, 32, form.block) == (name == "mxfp4"), name
+
+
+@pytest.mark.parametrize(
+    "rows,cols,row,first",
+    [(33, 64, 0, 0), (32, 64, 1, 0), (32, 64, 0, 1), (31, 64, 0, 0), (32, 65, 0, 0), (32, 0, 0, 0)],
+)
+def test_blocks_outside_of_a_part(rows, cols, row, first):
+    """Rejected before memory is touched."""
+    form = FORMATS["q8_0"]
+    memory = np.zeros(quantised_bytes(form, 32, 64), np.uint8)
+    with pytest.raises(ValueError, match="weights.quantised"):
+        pack_blocks(np.zeros((rows, 68), np.uint8), form, memory, 32, cols, row=row, first_block=first)

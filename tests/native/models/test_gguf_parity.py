@@ -1,0 +1,89 @@
+"""GGUF files of every family: the logits of the dequantised model, to the bit."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Kind
+
+from native.models.families import CASES, LLAMA3, Case, ids_of, our_logits
+from support.gguf_models import write_model
+from tilewise import models
+from tilewise.checkpoint import save_pretrained
+
+BY_NAME = {case.name: case for case in CASES}
+SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+WIDE = {**SMALL, "hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+NAMES = [
+    name
+    for name in BY_NAME
+    if BY_NAME[name].family in ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3")
+]
+NAMES.remove("qwen2-windows")  # files do not say which layers have windows
+EVERYDAY = ("llama-llama3", "gemma3", "phi3-longrope")
+PLAIN = (Kind.F32, Kind.F16, Kind.BF16)
+QUANTISED = (Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.IQ4_NL, Kind.MXFP4)
+OF_256 = (Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_XS)
+
+
+def _changes(case):
+    """Sizes that are whole blocks, and the settings that files can say."""
+    more = {**SMALL}
+    if case.family.startswith("gemma"):
+        more["query_pre_attn_scalar"] = 16  # llama.cpp: the size of a head
+    if case.name == "llama-llama3":
+        more |= {"rope_parameters": {**LLAMA3, "original_max_position_embeddings": 8192}}
+    return more
+
+
+def _mixed(kinds):
+    """Each matrix in the next of some types."""
+    count = itertools.count()
+    return lambda name, values: kinds[next(count) % len(kinds)]
+
+
+def _compare(case: Case, folder, kind_of, more):
+    """Write both models, and compare their logits."""
+    model = case.model(**more)
+    expected = write_model(folder / "model.gguf", model, kind_of)
+    config = models.open(folder / "model.gguf")
+    theirs = json.loads(model.config.to_json_string(use_diff=False)) | {"dtype": "bfloat16"}
+    save_pretrained(folder / "bf16", theirs, expected.items())
+    ids = ids_of(40)
+    ours, expected_logits = (our_logits(folder / place, ids, "bf16") for place in ("model.gguf", "bf16"))
+    assert np.isfinite(expected_logits).all() and np.abs(expected_logits).max() > 0.1
+    np.testing.assert_array_equal(ours, expected_logits)
+    return config, models.open(folder / "bf16")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in EVERYDAY else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+)
+def test_logits_of_families(name, tmp_path):
+    """Every family with its scalings, biases, windows and ties, in plain and quantised types."""
+    case = BY_NAME[name]
+    config, theirs = _compare(case, tmp_path, _mixed((*PLAIN, *QUANTISED)), _changes(case))
+    assert config.decoder == theirs.decoder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [*PLAIN, *QUANTISED, *OF_256], ids=lambda kind: kind.name)
+def test_logits_of_types(kind, tmp_path):
+    """Every type of tensors, in all matrices of a Llama."""
+    _compare(BY_NAME["llama"], tmp_path, lambda name, values: kind, WIDE)
+
+
+def test_a_model_without_undone_rows_is_noticed(tmp_path):
+    """Logits differ if rows of queries stay in the file's order."""
+    with pytest.raises(AssertionError, match="Mismatched"):
+        from tilewise.checkpoint.gguf import families
+
+        family = families.FAMILIES["llama"]
+        families.FAMILIES["llama"] = family.__class__(family.model_type, family.architecture, family.more)
+        try:
+            _compare(BY_NAME["llama"], tmp_path, lambda name, values: Kind.Q8_0, WIDE)
+        finally:
+            families.FAMILIES["llama"] = family
