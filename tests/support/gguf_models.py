@@ -134,7 +134,8 @@ def add_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_dimension_count(head_dim)
+    rotated = config.rope_parameters.get("partial_rotary_factor", 1.0)
+    writer.add_rope_dimension_count(int(head_dim * rotated))
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     rope = config.rope_parameters
