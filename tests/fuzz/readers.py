@@ -23,7 +23,7 @@ import safetensors.numpy
 from ml_dtypes import bfloat16
 
 import tilewise as tw
-from fuzz import body_readers, group_readers, text_readers
+from fuzz import body_readers, group_readers, quantised_readers, text_readers
 from fuzz.graph_readers import graphs, mutate_graph, read_graph_file
 from fuzz.mutate import Mutation, mutate, mutate_json, mutate_plan, mutate_safetensors
 from fuzz.torch_readers import (
@@ -451,6 +451,19 @@ READERS = {
     "safetensors": Reader(read_safetensors, cache(_safetensors), 7500, mutate_safetensors),
     "weights index": Reader(read_weights_index, cache(_weights_index), 6700, mutate_json),
     "config.json": Reader(read_model_config, cache(_model_config), 3300, mutate_json),
+    "quantization_config": Reader(
+        quantised_readers.read_quantisation,
+        cache(quantised_readers.valid_quantisations),
+        400,
+        mutate_json,
+    ),
+    "quantised tensors": Reader(
+        quantised_readers.read_quantised_tensors,
+        cache(quantised_readers.valid_quantised_tensors),
+        600,
+        mutate_safetensors,
+    ),
+    "tokenizer.model": Reader(text_readers.read_pieces, cache(text_readers.valid_pieces), 500),
     "sentence files": Reader(read_sentence_files, cache(_sentence_files), 500, mutate_json),
     "generation_config.json": Reader(
         text_readers.read_generation_config, cache(text_readers.valid_generation_config), 500, mutate_json

@@ -9,7 +9,9 @@ import json
 from functools import cache
 from pathlib import Path
 
+from support.sentence_pieces import ENTRIES, encoded_pieces, sentence_piece_tokenizer
 from tilewise.checkpoint import load_generation_config, load_tokenizer, load_tokenizer_config
+from tilewise.checkpoint.gguf_vocabulary import vocabulary_values
 from tilewise.core import ConfigError
 from tilewise.data import END_OF_TEXT, train_tokenizer
 from tilewise.generate import combine_settings, template_child
@@ -138,6 +140,21 @@ def valid_tokenizer() -> list[bytes]:
         ),
         _json({**plain, "model": merging, "pre_tokenizer": {"type": "Digits", "individual_digits": True}}),
     ]
+
+
+def read_pieces(folder: Path, data: bytes) -> None:
+    """tokenizer.model, next to the valid tokenizer.json of the same tokenizer, as a GGUF file has them."""
+    if not (folder / "tokenizer.json").exists():
+        sentence_piece_tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer.model").write_bytes(data)
+    values = vocabulary_values(folder, len(ENTRIES) + 3, 1, [2])
+    counts = {len(values[f"tokenizer.ggml.{name}"]) for name in ("tokens", "scores", "token_type")}
+    assert counts == {len(ENTRIES) + 3}
+
+
+def valid_pieces() -> list[bytes]:
+    """With and without the space before texts."""
+    return [encoded_pieces(*ENTRIES, has_prefix=has_prefix) for has_prefix in (True, False)]
 
 
 def read_tokenizer_config(folder: Path, data: bytes) -> None:

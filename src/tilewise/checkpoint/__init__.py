@@ -21,7 +21,9 @@ from tilewise.checkpoint.hub import find_model
 from tilewise.checkpoint.lock import lock_directory
 from tilewise.checkpoint.manifest import ConfigChange
 from tilewise.checkpoint.pretrained import model_files, save_model_directory, save_pretrained
+from tilewise.checkpoint.quantise import quantise_weights
 from tilewise.checkpoint.quantised import QuantisedTensor, formats_of
+from tilewise.checkpoint.quantised_files import QUANTISATION_KEYS, parse_quantisation, without_zero_biases
 from tilewise.checkpoint.shards import write_weights
 from tilewise.checkpoint.stored import Stored, StoredTensor, StoredWeights, store_parameters
 from tilewise.checkpoint.tensors import (
@@ -54,6 +56,7 @@ from tilewise.checkpoint.training import (
 from tilewise.checkpoint.weights import open_weights
 
 __all__ = [
+    "QUANTISATION_KEYS",
     "Box",
     "CheckpointWriter",
     "Companions",
@@ -99,10 +102,13 @@ __all__ = [
     "open_distributed",
     "open_state_dict",
     "open_weights",
+    "parse_quantisation",
+    "quantise_weights",
     "remove_leftovers",
     "save_checkpoint",
     "save_model_directory",
     "save_pretrained",
     "store_parameters",
+    "without_zero_biases",
     "write_weights",
 ]

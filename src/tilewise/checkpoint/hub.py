@@ -17,7 +17,8 @@ from pathlib import Path
 
 from tilewise.checkpoint.companions import GENERATION, MODULES, TEMPLATES, TOKENIZER
 from tilewise.checkpoint.gguf import first_files, gguf_model
-from tilewise.checkpoint.weights import INDEX, SINGLE, files_of_index
+from tilewise.checkpoint.quantised_files import OLDER_SETTINGS
+from tilewise.checkpoint.weights import AUTOGPTQ, INDEX, SINGLE, files_of_index
 from tilewise.core import ConfigError, Validator
 from tilewise.core.validation import cut, shown
 from tilewise.files.reading import Unreadable, refusals_of
@@ -42,6 +43,7 @@ _SMALL = (
     *TOKENIZER,
     *TEMPLATES,
     *MODULES,
+    *OLDER_SETTINGS,
     INDEX,
 )
 
@@ -91,8 +93,11 @@ def _download(repository: str, revision: str | None) -> Path:
             f"[checkpoint.find_model] a repository of a model must have config.json or a GGUF file; got {repository!r} "
             "without them; check its name"
         )
-    weights = sorted(files_of_index(directory)) if (directory / INDEX).exists() else [SINGLE]
+    is_single = not (directory / INDEX).exists()
+    weights = [SINGLE, AUTOGPTQ] if is_single else sorted(files_of_index(directory))
     directory = _snapshot(repository, directory.name, weights)
+    if is_single:
+        weights = [] if any(directory.glob(AUTOGPTQ)) else [SINGLE]
     missing = next((file for file in weights if not (directory / file).exists()), None)
     if missing is not None:
         if tags := _tags(repository, directory):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +23,11 @@ from tilewise.checkpoint.companions import (
     read_companions,
 )
 from tilewise.checkpoint.files import replace_directory
+from tilewise.checkpoint.quantised_files import QUANTISATION_KEYS
 from tilewise.checkpoint.shards import MAX_SHARD_BYTES, write_weights
 from tilewise.checkpoint.tensors import Tensor
 from tilewise.core import CheckpointError, Validator
+from tilewise.files.reading import Unreadable, plain_json
 from tilewise.files.writing import writing
 
 if TYPE_CHECKING:
@@ -120,7 +123,7 @@ def model_files(
     """
     call, made = "save_pretrained", dict[str, bytes]()
     if config is not None:
-        made[CONFIG] = _json(config)
+        made[CONFIG] = _json(_unquantised(config))
     if generation_config is not None:
         made[GENERATION] = _json(_validate.json(call, "generation_config", generation_config))
     if tokenizer is not None:
@@ -134,7 +137,17 @@ def model_files(
     own = () if tokenizer is not None else TOKENIZER
     source = _validate.path(call, "a model directory", copy_from)
     patterns = [name for name in (CONFIG, GENERATION) if name not in made]
-    return {**read_companions(source, (*patterns, *own, *TEMPLATES, *MODULES, CODE)), **made}
+    copied = read_companions(source, (*patterns, *own, *TEMPLATES, *MODULES, CODE))
+    with suppress(Unreadable):  # invalid files are copied as they are
+        content = plain_json(copied.get(CONFIG, b""))
+        if isinstance(content, dict) and content != _unquantised(content):
+            copied = {**copied, CONFIG: _json(_unquantised(content))}
+    return {**copied, **made}
+
+
+def _unquantised(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A config.json without the quantisation of the weights that it was copied with."""
+    return {key: value for key, value in config.items() if key not in QUANTISATION_KEYS}
 
 
 def _json(content: Mapping[str, Any]) -> bytes:

@@ -2,8 +2,9 @@
 
 Opening reads only headers, and the few vectors of GGUF files that their converter changed.
 `weights[name][a:b]` reads only these rows. bf16 tensors are `ml_dtypes.bfloat16`. `open_weights`
-opens a Hugging Face directory or a single file, also a file of `torch.save`. Its result
-can be passed to `GraphInstance.load_parameters`. Rejected are files that break a rule of their
+opens a Hugging Face directory or a single file, also a file of `torch.save`. Of a directory with
+quantised weights it gives each weight as one `QuantisedTensor` (`checkpoint.quantised_files`). Its
+result can be passed to `GraphInstance.load_parameters`. Rejected are files that break a rule of their
 format (`checkpoint.header`, `checkpoint.gguf.header`), indexes that refer to files outside of the
 directory, and directories of pickled weights. `checkpoint.shards` writes safetensors files.
 """
@@ -19,6 +20,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from tilewise.checkpoint.gguf import gguf_model
+from tilewise.checkpoint.quantised_files import quantisation_of_directory
 from tilewise.checkpoint.stored import Stored
 from tilewise.checkpoint.tensors import FileTensor, WeightsFile
 from tilewise.checkpoint.torch_files import is_torch_file, open_state_dict
@@ -26,11 +28,13 @@ from tilewise.core import CheckpointError
 from tilewise.core.validation import Validator, shown
 from tilewise.files.reading import Unreadable, read_json
 
-__all__ = ["INDEX", "SINGLE", "files_of_index", "open_weights"]
+__all__ = ["AUTOGPTQ", "INDEX", "SINGLE", "files_of_index", "open_weights"]
 
 _validate = Validator("checkpoint", CheckpointError)
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+AUTOGPTQ = "gptq_model-*.safetensors"
+"""The name that AutoGPTQ gave the file of weights, with bits and group size."""
 _PICKLED = re.compile(r".*\.(bin|pt|pth|pkl|ckpt)")
 
 
@@ -51,21 +55,31 @@ def open_weights(path: str | Path) -> Mapping[str, Stored]:
 
     Returns:
         A mapping from names to objects that NumPy accepts as arrays. Values are read when they are
-        used.
+        used. A quantised layer of a directory is one tensor, with the name of its weight.
 
     Raises:
         CheckpointError: there is no such file, a header is invalid, an index names missing tensors,
-            or there are only pickled weights.
-        ConfigError: a directory has several models in GGUF files.
+            tensors of a quantised layer contradict each other, or there are only pickled weights.
+        ConfigError: a directory has several models in GGUF files, or config.json names a quantisation
+            with settings that are not supported.
     """
     path = _validate.path("open_weights", "weights", path)
     if (model := gguf_model(path)) is not None:
         return model.weights()
     if not os.path.isdir(path):
         return open_state_dict(path) if is_torch_file(path) else WeightsFile(path)
+    quantisation, files = quantisation_of_directory(path), _open_directory(path)
+    return files if quantisation is None else quantisation.weights(files)
+
+
+def _open_directory(path: Path) -> Mapping[str, FileTensor]:
+    """The tensors of a directory's files, as they are."""
     if os.path.lexists(path / INDEX):
         return _open_indexed(path)
     if not os.path.lexists(path / SINGLE):
+        names = sorted(entry.name for entry in path.glob(AUTOGPTQ))
+        if len(names) == 1:
+            return WeightsFile(path / names[0])
         _refuse_pickled(path)
     return WeightsFile(path / SINGLE)
 

@@ -18,7 +18,7 @@ from tilewise.cli.help import App
 from tilewise.cli.options import Options, Values
 from tilewise.core import ResourceError
 from tilewise.core.sizes import format_bytes
-from tilewise.core.validation import bare
+from tilewise.core.validation import Validator, bare
 from tilewise.settings import EngineSettings
 
 if TYPE_CHECKING:
@@ -133,14 +133,14 @@ def convert(
         typer.Argument(
             help="A training checkpoint or a run's output directory; a state dict of torch.save (.pt, .bin); a "
             "distributed checkpoint of PyTorch (a directory with .metadata); a directory with pytorch_model.bin; a "
-            "safetensors file.",
+            "safetensors file; for a GGUF file, a model directory.",
             show_default=False,
         ),
     ],
     target: Annotated[
         Path,
         typer.Argument(
-            help="The target: a Hugging Face directory, or one file if its name ends in .safetensors.",
+            help="The target: a Hugging Face directory, or one file if its name ends in .safetensors or .gguf.",
             show_default=False,
         ),
     ],
@@ -158,21 +158,34 @@ def convert(
             help="The key of the state dict, in a file with other things besides weights.", show_default=False
         ),
     ] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            "--type",
+            help="Type of the matrices in a GGUF file: bf16, q8_0 or q4_0 (with embedding and head in q8_0).",
+            show_default="bf16",
+        ),
+    ] = None,
     *,
     engine: Annotated[Values, Options(EngineSettings, only=("ignore_config_fields",))],
 ) -> None:
-    """Convert weights to a Hugging Face directory, or to one safetensors file.
+    """Convert weights to a Hugging Face directory, or to one safetensors or GGUF file.
 
     Files of PyTorch are read as data: PyTorch is not needed, and nothing in a file is executed.
     Prefixes that PyTorch adds to names of compiled and wrapped models (`_orig_mod.`, `module.`) are
     removed. Of a training run, the newest checkpoint is converted after every byte was checked. The
-    result equals the model that the run writes when it ends. The target must not exist.
+    result equals the model that the run writes when it ends. A GGUF file has weights, tokenizer and
+    chat template of a model directory, for llama.cpp. The target must not exist.
 
     Example: `tilewise checkpoint convert runs/train my-model`
     """
+    from tilewise.checkpoint.gguf_writer import GGUF_TYPES
     from tilewise.cli.convert import convert_checkpoint
 
-    convert_checkpoint(source, target, model, part, _console(), EngineSettings(**engine).ignore_config_fields)
+    if kind is not None:
+        Validator("cli").choice("convert", "--type", kind, GGUF_TYPES)
+    ignored = EngineSettings(**engine).ignore_config_fields
+    convert_checkpoint(source, target, model, part, _console(), ignored, kind)
 
 
 def _console() -> Console:

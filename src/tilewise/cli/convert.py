@@ -1,5 +1,5 @@
-"""`tilewise checkpoint convert`: converts weights to a Hugging Face directory or a safetensors
-file.
+"""`tilewise checkpoint convert`: converts weights to a Hugging Face directory, or a safetensors or
+GGUF file.
 
 It combines readers (training checkpoints, state dicts of `torch.save`, distributed checkpoints,
 GGUF files) with the writer of model directories. Everything is checked before anything is written. During
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["convert_checkpoint", "find_checkpoints"]
 
-_SAFETENSORS = ".safetensors"
+_SAFETENSORS, _GGUF = ".safetensors", ".gguf"
 _MOST_TOKENS = (1 << 31) - 1
 
 
@@ -77,6 +77,7 @@ def convert_checkpoint(
     part: str | None,
     console: Console,
     ignore: Sequence[str] = (),
+    kind: str | None = None,
 ) -> None:
     """Write the content of `source` as `target`.
 
@@ -85,12 +86,13 @@ def convert_checkpoint(
             checkpoint, a model directory with pytorch_model.bin, or a GGUF file. Quantised tensors
             of GGUF files are dequantised and rounded to bf16; all others of such a file get its
             dtype (bf16 if a tensor is quantised).
-        target: a Hugging Face directory, or a file if its name ends in `.safetensors`.
+        target: a Hugging Face directory, or a file if its name ends in `.safetensors` or `.gguf`.
         model_dir: a model directory. Those of its config.json, tokenizer, chat templates and
             generation_config.json are used that the source does not have.
         part: key of the state dict, if the source contains more than a state dict.
         console: shows progress and messages.
         ignore: fields of config.json to ignore.
+        kind: type of the matrices in a GGUF file: `bf16`, `q8_0` or `q4_0`; None for other targets, or bf16.
 
     Raises:
         ConfigError: the target exists or lies among the checkpoints of its source, there is no
@@ -106,6 +108,14 @@ def convert_checkpoint(
             f"[cli.convert] the target must not exist; got {str(target)!r}; choose another name, or move it away"
         )
     check_writable(target.parent)
+    if target.name.endswith(_GGUF):
+        _write_gguf(source, target, model_dir or part, kind or "bf16", console, ignore)
+        return
+    if kind is not None:
+        raise ConfigError(
+            f"[cli.convert] --type is the type of matrices in a GGUF file; got {kind} for {str(target)!r}; remove it, "
+            "or end the target's name in .gguf"
+        )
     is_file = target.name.endswith(_SAFETENSORS)
     if model_dir is not None and (is_file or not model_dir.is_dir()):
         raise ConfigError(
@@ -154,6 +164,40 @@ def _open(source: Path, target: Path, part: str | None, show: Callable[[int, int
         ) from None
     _refuse_place_of_checkpoints(newest, target)
     return _open_training(newest, show)
+
+
+def _write_gguf(
+    source: Path, target: Path, unused: object, kind: str, console: Console, ignore: Sequence[str]
+) -> None:
+    """Write a model directory as a GGUF file.
+
+    Raises:
+        ConfigError, CheckpointError: the source is not a model directory, or llama.cpp has no such
+            model or tokenizer.
+    """
+    from tilewise import models
+    from tilewise.checkpoint import load_generation_config
+    from tilewise.checkpoint.gguf_vocabulary import vocabulary_values
+    from tilewise.checkpoint.gguf_writer import write_gguf
+    from tilewise.models.gguf import gguf_tensors, gguf_values
+    from tilewise.train.progress import track_work
+
+    if unused is not None or not os.path.lexists(source / "config.json"):
+        raise ConfigError(
+            "[cli.convert] a GGUF file is made from a model directory, without --model and --part; got "
+            f"{str(source)!r}; convert it to a model directory first"
+        )
+    config = models.open(source, ignore=ignore)
+    values = gguf_values(config, kind)
+    weights = models.open_weights(source, config)
+    stored = dict(models.stored_tensors(config, weights))
+    tensors = list(gguf_tensors(config, stored, kind))
+    own = load_generation_config(source, config.vocab_size).get("eos_token_id", config.eos_token_ids)
+    ends = [own] if isinstance(own, int) else list(own or ())
+    name = {"general.name": Path(os.path.abspath(source)).name}
+    vocabulary = vocabulary_values(source, config.vocab_size, config.bos_token_id, ends)
+    with track_work(console, "writing") as progress:
+        write_gguf(target, {**values, **name, **vocabulary}, tensors, progress.show)
 
 
 def _in_one_dtype(tensors: Mapping[str, Tensor], dtype: str) -> Mapping[str, Tensor]:

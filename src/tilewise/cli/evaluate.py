@@ -30,6 +30,7 @@ def evaluate_files(
     batch: int,
     tp: int,
     dtype: str,
+    quantization: str | None,
     console: Console,
     ignore: Sequence[str] = (),
 ) -> Score:
@@ -43,6 +44,7 @@ def evaluate_files(
         batch: number of windows per call.
         tp: number of devices that share every layer.
         dtype: dtype of weights and activations.
+        quantization: as `EngineSettings.quantization`.
         console: shows progress.
         ignore: fields of config.json to ignore.
 
@@ -77,7 +79,7 @@ def evaluate_files(
         graph = tw.ComputeGraph(config.model_type)
         length = tw.Dim("seq", 1, width)
         models.build_training_graph(graph, config, batch, length, choose_dtype(dtype, config.dtype))
-        weights = models.open_weights(model_dir, config)
+        weights = models.with_quantization(models.open_weights(model_dir, config), config, quantization)
         plan = graph.plan({"tp": tp} if tp > 1 else {})
     started = time.perf_counter()
     with graph.instantiate(plan) as model, track_work(console, "files") as progress:

@@ -17,6 +17,7 @@ __all__ = ["generate"]
 _ENGINE = (
     "tensor_parallel_size",
     "dtype",
+    "quantization",
     "max_model_len",
     "load_format",
     "generation_config",

@@ -372,7 +372,9 @@ def evaluate(
     batch: Annotated[int, typer.Option(min=1, max=4096, help="Windows at a time.")] = 8,
     revision: Annotated[str | None, REVISION] = None,
     *,
-    engine: Annotated[Values, Options(EngineSettings, only=_SMALL_ENGINE, defaults={"dtype": "bf16"})],
+    engine: Annotated[
+        Values, Options(EngineSettings, only=(*_SMALL_ENGINE, "quantization"), defaults={"dtype": "bf16"})
+    ],
 ) -> None:
     """Measure how well a model predicts files: perplexity per token, bits per byte.
 
@@ -394,6 +396,7 @@ def evaluate(
         batch=batch,
         tp=settings.tensor_parallel_size,
         dtype=settings.dtype,
+        quantization=settings.quantization,
         console=console,
         ignore=settings.ignore_config_fields,
     )

@@ -25,6 +25,7 @@ _ENGINE = (
         "data_parallel_size",
         "speculative_config",
         "dtype",
+        "quantization",
         "max_model_len",
         "max_num_seqs",
     ),

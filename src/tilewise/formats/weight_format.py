@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tilewise.core.errors import ConfigError
 from tilewise.core.validation import shown
-from tilewise.formats import gguf_blocks
+from tilewise.formats import gguf_blocks, group_blocks
 
 __all__ = ["FORMATS", "KERNEL_FORMATS", "WeightFormat", "weight_format"]
 
@@ -88,9 +88,10 @@ FORMATS = {
         "iq4_nl": (32, 18, gguf_blocks.iq4_nl),
         "iq4_xs": (256, 136, gguf_blocks.iq4_xs),
         "mxfp4": (32, 17, gguf_blocks.mxfp4),
+        **group_blocks.FORMATS,
     }.items()
 }
-"""Every format by name. Those of GGUF have llama.cpp's names."""
+"""Every format by name. Those of GGUF have llama.cpp's names; `group_blocks` describes the others."""
 KERNEL_FORMATS = (
     *("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"),
     *("iq4_nl", "iq4_xs", "mxfp4"),

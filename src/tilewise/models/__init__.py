@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         open_weights,
         parameter_shapes,
         stored_tensors,
+        with_quantization,
     )
 
 _MODULES = {
@@ -63,6 +64,7 @@ _MODULES = {
     "open_weights": "tilewise.models.registry",
     "parameter_shapes": "tilewise.models.registry",
     "stored_tensors": "tilewise.models.registry",
+    "with_quantization": "tilewise.models.registry",
 }
 
 __all__ = [
@@ -90,6 +92,7 @@ __all__ = [
     "open_weights",
     "parameter_shapes",
     "stored_tensors",
+    "with_quantization",
 ]
 
 

@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping
 
 __all__ = [
-    "ADVICE",
     "MAX_POSITIONS",
     "ONLY",
     "WITHOUT_EFFECT",
@@ -57,12 +56,9 @@ ONLY: Mapping[str, tuple[object, ...]] = {
     "add_cross_attention": (False,),
     "cross_attention_hidden_size": (),
     "pruned_heads": ({},),
-    "quantization_config": (),
     "use_bidirectional_attention": (False,),
 }
 """Fields of every family with their supported values; others describe another model. null is always accepted."""
-
-ADVICE = {"quantization_config": "give the unquantized weights"}
 
 _LABELS = (
     "name path version revision url uri repo repository commit hash sha dir directory folder file filename date "

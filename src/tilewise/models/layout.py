@@ -78,6 +78,11 @@ class FileLayout:
         """Every tensor of the table."""
         return frozenset(tensor.name for tensor in self.table)
 
+    @property
+    def names_without_prefix(self) -> frozenset[str]:
+        """The names of files that omit the prefix."""
+        return frozenset(name.removeprefix(self.prefix) for name in self.names)
+
     def unwrapped(self, files: Mapping[str, T]) -> Mapping[str, T]:
         """Files under the names of this layout, if they have names of a compiled or wrapped model.
 

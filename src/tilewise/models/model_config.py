@@ -15,12 +15,12 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_origin, get_type_hints
 
-from tilewise.checkpoint import open_companions
+from tilewise.checkpoint import QUANTISATION_KEYS, open_companions, parse_quantisation
 from tilewise.core.errors import ConfigError
 from tilewise.core.log import warn_once
 from tilewise.core.validation import Validator, bare, nearest, shown
 from tilewise.files.reading import Unreadable, first_problem, plain_json
-from tilewise.models.fields import ADVICE, MAX_POSITIONS, ONLY, WITHOUT_EFFECT, has_no_effect, ignore_advice
+from tilewise.models.fields import MAX_POSITIONS, ONLY, WITHOUT_EFFECT, has_no_effect, ignore_advice
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -274,11 +274,15 @@ class ModelConfig:
         spelled = {cls.spelled(name): name for name in _types(cls).model_fields}
         cls._check_ignored(ignore, spelled)
         values = {key: value for key, value in values.items() if key not in ignore}
+        if not only_known:
+            for key in QUANTISATION_KEYS:  # open_weights reads it again with the files
+                if (settings := values.pop(key, None)) is not None:
+                    parse_quantisation(settings)
         for key, allowed in cls._gathered("only").items():
             value = values.pop(key, None)
             holds = value is None or any(type(value) is type(a) and value == a for a in allowed)
             rule = f"must be {' or '.join(shown(a) for a in allowed)}" if allowed else "must be absent"
-            _validate.require(family, holds, key, rule, value, ADVICE.get(key, "others are not supported"))
+            _validate.require(family, holds, key, rule, value, "others are not supported")
         without_effect = frozenset().union(*cls._each("without_effect"))
         values = {key: value for key, value in values.items() if key not in without_effect}
         values, unknown = cls._without_unknown_nested(values, ignore)

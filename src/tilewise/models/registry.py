@@ -12,7 +12,14 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from tilewise.checkpoint import StoredWeights, Tensor, store_parameters
+from tilewise.checkpoint import (
+    QuantisedTensor,
+    StoredWeights,
+    Tensor,
+    quantise_weights,
+    store_parameters,
+    without_zero_biases,
+)
 from tilewise.checkpoint import open_weights as open_files
 from tilewise.core.dims import Size
 from tilewise.core.errors import CheckpointError, ConfigError
@@ -57,6 +64,7 @@ __all__ = [
     "open_weights",
     "parameter_shapes",
     "stored_tensors",
+    "with_quantization",
 ]
 
 _validate = Validator("models")
@@ -147,8 +155,16 @@ def open_weights(model_dir: str | Path, config: ModelConfig, *, with_head: bool 
     Raises:
         CheckpointError: there are no weights, or they differ from the configuration; names the
             tensor.
+        ConfigError: they are quantised, and those of this family cannot be.
     """
     files, layout = open_files(model_dir), file_layout(config, with_head=with_head)
+    if any(isinstance(tensor, QuantisedTensor) for tensor in files.values()):
+        if any(tensor.is_transposed for tensor in layout.table):
+            rule = (
+                "quantised weights must be matrices [outputs, inputs], which files of this family do not have"
+            )
+            _validate.invalid("open_weights", rule, config.model_type, "give the unquantised weights")
+        files = without_zero_biases(files, {*layout.names, *layout.names_without_prefix})
     if HEAD in layout.names and HEAD not in layout.unwrapped(files):
         file_layout(config, with_head=False).weights(files)  # reports other missing tensors first
         raise CheckpointError(
@@ -159,6 +175,30 @@ def open_weights(model_dir: str | Path, config: ModelConfig, *, with_head: bool 
     weights = layout.weights(files)
     weights.require_shapes(dict(parameter_shapes(config)))
     return weights
+
+
+def with_quantization(
+    weights: StoredWeights, config: ModelConfig, quantization: str | None
+) -> Mapping[str, Tensor]:
+    """Weights with those of products quantised while they are read; norms, biases and embeddings stay.
+
+    Args:
+        weights: from `open_weights`.
+        config: of the model.
+        quantization: `int8`, `int4`, `int8:128` or `int4:128` (`EngineSettings.quantization`); None for the
+            weights as they are.
+
+    Raises:
+        ConfigError: the files are quantised.
+    """
+    if quantization is None:
+        return weights
+    names = [
+        name
+        for name, shape in parameter_shapes(config)
+        if name in weights and len(shape) == 2 and not name.startswith("embed_")
+    ]
+    return quantise_weights(weights, names, quantization)
 
 
 def stored_tensors(

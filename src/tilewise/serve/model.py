@@ -1,7 +1,7 @@
 """A loaded model: decoding graph with weights, KV cache and workers, tokenizer and generation_config.json.
 
 `ServedModel` owns the graph instance. Settings that are sizes affect memory and speed. Only the
-dtype and `max_model_len`, which determines RoPE's frequencies in some models, affect the text.
+dtype, `quantization`, and `max_model_len`, which determines RoPE's frequencies in some models, affect the text.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tilewise.settings import EngineSettings
 from tilewise.strategy import DistributionStrategy
 
 if TYPE_CHECKING:
+    from tilewise.checkpoint import Tensor
     from tilewise.models import ModelConfig
     from tilewise.session import GraphInstance, Plan
 
@@ -101,10 +102,14 @@ class ServedModel:
         )
         self.end_ids = end_ids(self.generation_config, self.config)
         self.max_model_len, self.limits = _sizes(self.config, settings, self.dtype)
-        self.name = f"{model_dir} {self.dtype} {self.max_model_len}".encode("utf-8", "surrogatepass")
+        kind = f"{self.dtype} {settings.quantization} {self.max_model_len}"
+        self.name = f"{model_dir} {kind}".encode("utf-8", "surrogatepass")
         is_dummy = settings.load_format == "dummy"
         writes = settings.runner == "generate"
-        weights = {} if is_dummy else models.open_weights(model_dir, self.config, with_head=writes)
+        weights: Mapping[str, Tensor] = {}
+        if not is_dummy:
+            stored = models.open_weights(model_dir, self.config, with_head=writes)
+            weights = models.with_quantization(stored, self.config, settings.quantization)
         self.stored_dtypes = frozenset(str(tensor.dtype) for tensor in weights.values())
         memory_bytes = available_memory() if memory_bytes is None else memory_bytes
         self._formats = formats_of(weights) if self.dtype == "bf16" else {}

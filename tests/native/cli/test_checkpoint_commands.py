@@ -406,11 +406,36 @@ def test_impossible_conversions_are_rejected(command, pretrained, trained, tmp_p
         ((trained, new, "--part", "model"), "--part names a state dict"),
         ((trained / "model", new), "name their file"),
         ((tmp_path / "there", new), "PyTorch"),
+        ((trained, tmp_path / "new.gguf"), "made from a model directory"),
+        ((trained / "model", tmp_path / "new.gguf", "--part", "model"), "without --model and --part"),
+        (
+            (trained / "model", tmp_path / "new.gguf", "--type", "q3_k"),
+            "--type must be one of bf16, q8_0, q4_0",
+        ),
+        ((tmp_path / "model.pt", new, "--type", "q8_0"), "--type is the type of matrices in a GGUF file"),
     ):
         code, _, err = command("convert", *arguments)
         assert code == 2 and words in err and err.count("\n") == 1, err
     assert not [*tmp_path.glob("new*")] and not (tmp_path / "ran").exists()
     assert not list((tmp_path / "there").iterdir())
+
+
+def test_a_model_directory_becomes_a_gguf_file(command, trained, tmp_path):
+    """With its weights, its tokenizer and its name; bf16 by default."""
+    gguf = pytest.importorskip("gguf")
+    shutil.copytree(trained / "model", tmp_path / "mine")
+    for name, options in (("a.gguf", ()), ("b.gguf", ("--type", "q8_0"))):
+        assert command("convert", tmp_path / "mine", tmp_path / name, *options)[0] == 0
+        reader = gguf.GGUFReader(tmp_path / name)
+        assert reader.fields["general.name"].contents() == "mine"
+        kinds = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
+        assert (
+            kinds["blk.0.attn_q.weight"] == ("Q8_0" if options else "BF16")
+            and kinds["output_norm.weight"] == "F32"
+        )
+        tokens = reader.fields["tokenizer.ggml.tokens"].contents()
+        rows = next(int(tensor.shape[1]) for tensor in reader.tensors if tensor.name == "token_embd.weight")
+        assert len(tokens) == rows and tokens[0] == "<|endoftext|>"
 
 
 def test_a_target_that_cannot_be_written_leaves_nothing(command, trained, tmp_path, monkeypatch):

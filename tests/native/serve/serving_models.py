@@ -29,7 +29,7 @@ CHAT_TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% 
 
 def save_model(directory: Path, **settings: Any) -> Path:
     """A Llama with four heads, by default two layers, and a chat template."""
-    num_layers = settings.pop("num_hidden_layers", 2)
+    num_layers, inner = settings.pop("num_hidden_layers", 2), settings.pop("intermediate_size", 96)
     tokenizer = train_tokenizer(TEXTS * 5, vocab_size=320)
     sizes = {
         "num_key_value_heads": 2,
@@ -37,7 +37,7 @@ def save_model(directory: Path, **settings: Any) -> Path:
         "eos_token_ids": (0,),
         **settings,
     }
-    config = LlamaConfig(tokenizer.get_vocab_size(), 64, 96, num_layers, 4, **sizes)
+    config = LlamaConfig(tokenizer.get_vocab_size(), 64, inner, num_layers, 4, **sizes)
     rng = np.random.default_rng(1)
     weights = {n: rng.normal(0, 0.3, s).astype(np.float32) for n, s in models.parameter_shapes(config)}
     save_pretrained(directory, config.to_dict(), models.stored_tensors(config, weights), tokenizer)

@@ -32,6 +32,7 @@ _MOST_BYTES = 1 << 30
 _OUT = "Results"
 _ENGINE = (
     *("enable_prefix_caching", "tensor_parallel_size", "data_parallel_size", "speculative_config", "dtype"),
+    "quantization",
     *("load_format", "max_num_batched_tokens", "workers_per_device", "ignore_config_fields"),
 )
 _JSON = typer.Option(rich_help_panel=_OUT, metavar="FILE", help="Write the figures here, as JSON.")

@@ -1,0 +1,86 @@
+"""`--quantization`: weights of products are rounded while they are loaded, by the same formula on every mesh."""
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from native.serve.serving_models import TEXTS, load, save_model
+from support.quantised_layers import awq
+from tilewise import LLM, SamplingParams, models
+from tilewise.checkpoint import QuantisedTensor
+from tilewise.core import ConfigError
+from tilewise.formats.quantise import quantise, quantised_format
+from tilewise.settings import EngineSettings
+
+GREEDY = SamplingParams(max_tokens=12, temperature=0, logprobs=2)
+
+
+def answers(directory, **settings):
+    """Tokens and their probabilities."""
+    with LLM(directory, max_num_seqs=4, **{"dtype": "bf16", **settings}) as llm:
+        outputs = [one.outputs[0] for one in llm.generate(TEXTS, GREEDY)]
+    return [
+        (one.token_ids, [{k: v.logprob for k, v in step.items()} for step in one.logprobs]) for one in outputs
+    ]
+
+
+def rounded(source, target, bits, block):
+    """A copy of a directory whose products have the bf16 weights that rounding gives."""
+    tensors = safetensors.numpy.load_file(source / "model.safetensors")
+    for name, tensor in tensors.items():
+        if "_proj" in name or name == "lm_head.weight":
+            blocks = quantise(tensor.astype(np.float32), bits, block)
+            tensors[name] = quantised_format(bits, block).dequantise(blocks).astype(ml_dtypes.bfloat16)
+    target.mkdir()
+    for file in source.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    safetensors.numpy.save_file(tensors, target / "model.safetensors")
+    return target
+
+
+@pytest.mark.parametrize(("quantization", "bits"), [("int8", 8), ("int4", 4)])
+def test_texts_are_those_of_the_rounded_weights(tmp_path, quantization, bits):
+    """With their probabilities, to the bit, on one device and on two; other weights give others."""
+    model_dir = save_model(tmp_path / "model", intermediate_size=128)  # both devices hold whole blocks
+    expected = answers(rounded(model_dir, tmp_path / "rounded", bits, 32))
+    assert answers(model_dir, quantization=quantization) == expected
+    assert answers(model_dir, quantization=quantization, tensor_parallel_size=2) == expected
+    assert answers(model_dir) != expected
+
+
+def test_products_are_quantised_and_nothing_else(tmp_path, caplog):
+    """Norms and embeddings stay, and so do weights whose inputs are not a multiple of the group."""
+    directory = save_model(tmp_path / "model", num_hidden_layers=1)
+    config = models.open(directory)
+    stored = models.open_weights(directory, config)
+    weights = models.with_quantization(stored, config, "int4")
+    quantised = {name for name, tensor in weights.items() if isinstance(tensor, QuantisedTensor)}
+    assert quantised == {name for name in weights if "_proj" in name or name == "lm_head.weight"}
+    assert {weights[name].format.name for name in quantised} == {"q4_0"}
+    assert models.with_quantization(stored, config, None) is stored
+    unchanged = models.with_quantization(stored, config, "int8:128")
+    assert not any(isinstance(tensor, QuantisedTensor) for tensor in unchanged.values())
+    assert "not a multiple of 128" in caplog.text
+
+
+def test_settings_that_contradict_each_other_are_rejected(tmp_path, model_dir):
+    """An unknown format, random weights, and files that are quantised already."""
+    with pytest.raises(ConfigError, match="quantization must be one of int8, int4, int8:128"):
+        EngineSettings(quantization="int2")
+    with pytest.raises(ConfigError, match=r"quantization needs weights from files.*dummy"):
+        EngineSettings(quantization="int8", load_format="dummy")
+    tensors = safetensors.numpy.load_file(model_dir / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("mlp.up_proj.weight")]:
+        made, _ = awq(32).layer(np.random.default_rng(0), *tensors.pop(name).shape)
+        layer = name.removesuffix(".weight")
+        tensors.update({f"{layer}.{part}": np.ascontiguousarray(tensor) for part, tensor in made.items()})
+    for file in model_dir.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": awq(32).config}))
+    with pytest.raises(ConfigError, match=r"in bf16, f16 or f32.*up_proj.*int4_g32"):
+        load(tmp_path, quantization="int8")
