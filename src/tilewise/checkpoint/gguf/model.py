@@ -222,7 +222,8 @@ def _original(stored: str, tensor: FileTensor | QuantisedTensor, heads: int, off
     if offset and tensor.ndim == 1:
         if tensor.shape[0] > 1 << 20 or tensor.dtype not in (np.float32, ml_dtypes.bfloat16, np.float16):
             raise Unreadable(f"tensor {shown(stored)} must be a vector of numbers; got {list(tensor.shape)}")
-        return np.asarray(np.asarray(tensor, np.float32) - np.float32(offset))
+        with np.errstate(invalid="ignore"):  # loading rejects what is not finite
+            return np.asarray(np.asarray(tensor, np.float32) - np.float32(offset))
     return tensor
 
 
