@@ -23,7 +23,7 @@ NAMES = [
     if BY_NAME[name].family in ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3")
 ]
 NAMES.remove("qwen2-windows")  # files do not say which layers have windows
-EVERYDAY = ("llama-llama3", "gemma3", "phi3-longrope")
+EVERYDAY = ("llama-llama3", "gemma3")
 PLAIN = (Kind.F32, Kind.F16, Kind.BF16)
 QUANTISED = (Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.IQ4_NL, Kind.MXFP4)
 OF_256 = (Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_XS)
