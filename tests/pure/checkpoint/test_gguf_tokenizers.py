@@ -143,7 +143,7 @@ def test_wrong_scores_are_noticed(pieces, tmp_path):
     write_model(path, model, lambda name, values: Kind.Q8_0, vocabulary=piece_vocabulary(named))
     tokenizer = load_tokenizer(path, count)
     different = [text for text in texts_of(100) if tokenizer.encode(text).ids != [1, *oracle.encode(text)]]
-    assert len(different) > 50
+    assert len(different) > 20
 
 
 def test_ids_of_byte_level_tokenizers(tmp_path):
