@@ -117,15 +117,17 @@ def write_model(
     add_values(writer, vocabulary or {})
     number = next(n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
-    for name, factors in rope_factors(config).items():
+    for name, factors in ({} if architecture in ("gpt2", "bert") else rope_factors(config)).items():
         writer.add_tensor(name, factors)
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    heads = {"q_proj": config.num_attention_heads, "k_proj": getattr(config, "num_key_value_heads", 0)}
     expected = {}
     tied = config.tie_word_embeddings
     for name, tensor in model.state_dict().items():
         if tied and name == "lm_head.weight":
             continue
         values = tensor.float().numpy()
+        is_turned = architecture == "gpt2" and ".h." in name and values.ndim == 2
+        values = np.ascontiguousarray(values.T) if is_turned else values
         moved = next((n for part, n in heads.items() if part in name), 0) if architecture == "llama" else 0
         if moved:
             values = values.reshape(moved, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
@@ -133,7 +135,7 @@ def write_model(
         if is_shifted:
             values = values + np.float32(1)
         kind = kind_of(name, values) if values.ndim > 1 else Kind.F32
-        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        stored = names.get_name(name.removeprefix("bert."), try_suffixes=(".weight", ".bias"))
         if kind in _PLAIN:
             data = values.astype(_PLAIN[kind])
             raw = data.view(np.uint8) if kind == Kind.BF16 else data
@@ -147,7 +149,7 @@ def write_model(
             meant = meant - np.float32(1)
         if moved:
             meant = meant.reshape(moved, -1, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
-        expected[name] = meant.astype(ml_dtypes.bfloat16)
+        expected[name] = (meant.T if is_turned else meant).astype(ml_dtypes.bfloat16)
     finish(writer)
     return expected
 
@@ -177,6 +179,9 @@ def add_values(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
 
 def add_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
     """What the converter writes of config.json."""
+    if config.model_type in ("gpt2", "bert"):
+        add_sizes_without_rope(writer, config)
+        return
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -213,6 +218,22 @@ def add_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
     if config.model_type == "gemma3_text":
         writer.add_sliding_window_pattern([kind != "full_attention" for kind in config.layer_types])
+
+
+def add_sizes_without_rope(writer: gguf.GGUFWriter, config: Any) -> None:
+    """The same for GPT-2 and BERT."""
+    is_bert = config.model_type == "bert"
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(
+        config.intermediate_size if is_bert else config.n_inner or 4 * config.n_embd
+    )
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_layer_norm_eps(config.layer_norm_eps if is_bert else config.layer_norm_epsilon)
+    if is_bert:
+        writer.add_causal_attention(False)
+        writer.add_pooling_type(gguf.PoolingType.CLS)
 
 
 def rope_factors(config: Any) -> dict[str, Array]:

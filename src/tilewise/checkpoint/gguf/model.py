@@ -10,7 +10,7 @@ most 2**-24.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Set
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from tilewise.checkpoint.gguf.tokenizer import (
 )
 from tilewise.checkpoint.quantised import QuantisedTensor
 from tilewise.checkpoint.stored import Stored
-from tilewise.checkpoint.tensors import FileTensor, PartedTensor, TensorPart
+from tilewise.checkpoint.tensors import FileTensor, PartedTensor, TensorPart, read_array
 from tilewise.core import CheckpointError
 from tilewise.core.validation import shown
 from tilewise.files.reading import Unreadable
@@ -42,6 +42,7 @@ from tilewise.formats import WeightFormat
 __all__ = ["GgufModel", "gguf_model"]
 
 _MAX_VECTOR = 1 << 16
+_POOLINGS = {1: "pooling_mode_mean_tokens", 2: "pooling_mode_cls_token", 3: "pooling_mode_lasttoken"}
 _SETTINGS = {  # recommended settings of generation, by their names in files
     "temp": "temperature",
     "top_k": "top_k",
@@ -77,17 +78,16 @@ class GgufModel:
     def __init__(self, files: GgufFiles) -> None:
         self.files = files
         self.metadata = Metadata(files.values)
-        self._contents: Mapping[str, Callable[[], Mapping[str, Any]]] = {
+        self._contents: dict[str, Callable[[], Any]] = {
             "config.json": self.config,
             "generation_config.json": self._generation,
         }
         try:
+            if self.metadata.integer(f"{self.architecture}.pooling_type", 0):
+                self._contents |= {"modules.json": _modules, "1_Pooling/config.json": self._pooling}
             if has_tokenizer(self.metadata):
-                self._contents = {
-                    **self._contents,
-                    "tokenizer.json": self._tokenizer,
-                    "tokenizer_config.json": partial(tokenizer_config, self.metadata),
-                }
+                self._contents["tokenizer.json"] = self._tokenizer
+                self._contents["tokenizer_config.json"] = partial(tokenizer_config, self.metadata)
         except Unreadable as error:
             raise self._unreadable(error) from None
 
@@ -159,6 +159,11 @@ class GgufModel:
         ids: dict[str, Any] = {} if bos is None or not 0 <= bos < vocab_size else {"bos_token_id": bos}
         return ids | ({"eos_token_id": ends if len(ends) > 1 else ends[0]} if ends else {})
 
+    def _pooling(self) -> dict[str, bool]:
+        """The settings of the module of pooling."""
+        kind = self.metadata.integer(f"{self.architecture}.pooling_type")
+        return {_POOLINGS.get(kind, "pooling_mode_max_tokens"): True}
+
     def _tokenizer(self) -> dict[str, Any]:
         return tokenizer_file(self.metadata, self.architecture)
 
@@ -189,7 +194,8 @@ class GgufModel:
                 if name in weights:
                     raise Unreadable(f"two tensors are {shown(name)}")
                 heads = family.heads_of_rows(stored, config)
-                weights[name] = _original(stored, tensor, heads, family.offset(stored))
+                original = _original(stored, tensor, heads, family.offset(stored))
+                weights[name] = _turned(original) if family.is_turned(stored, tensor.ndim) else original
             return weights
         except Unreadable as error:
             raise self._unreadable(error) from None
@@ -199,6 +205,15 @@ class GgufModel:
             f"[checkpoint.gguf] the metadata of a GGUF file must describe a supported model; got {str(self.path)!r}: "
             f"{error}; choose another file, or the model's safetensors"
         )
+
+
+def _modules() -> list[dict[str, Any]]:
+    """modules.json of an encoder of sentences. llama.cpp scales vectors to length one."""
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    return [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(kinds.items())
+    ]
 
 
 def _dtype(kinds: Set[np.dtype[Any] | WeightFormat]) -> str:
@@ -225,6 +240,13 @@ def _original(stored: str, tensor: FileTensor | QuantisedTensor, heads: int, off
         with np.errstate(invalid="ignore"):  # loading rejects what is not finite
             return np.asarray(np.asarray(tensor, np.float32) - np.float32(offset))
     return tensor
+
+
+def _turned(tensor: Stored) -> Stored:
+    """The transpose of a matrix. A quantised one is expanded to bf16: its blocks lie along rows."""
+    if isinstance(tensor, FileTensor):
+        return tensor.transpose()
+    return np.asarray(read_array(tensor).T)
 
 
 def _reordered(tensor: QuantisedTensor, head: int) -> QuantisedTensor:

@@ -408,6 +408,6 @@ def _word_pieces(own: Metadata, texts: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def as_json(content: Mapping[str, Any]) -> bytes:
+def as_json(content: Any) -> bytes:
     """The bytes of a JSON file."""
     return json.dumps(content, ensure_ascii=False).encode()
