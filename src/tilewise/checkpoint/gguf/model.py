@@ -38,18 +38,15 @@ from tilewise.core import CheckpointError
 from tilewise.core.validation import shown
 from tilewise.files.reading import Unreadable
 from tilewise.formats import WeightFormat
+from tilewise.settings import Sampling, settings_of
 
 __all__ = ["GgufModel", "gguf_model"]
 
 _MAX_VECTOR = 1 << 16
+_MAX_HEADS = 1 << 10
 _POOLINGS = {1: "pooling_mode_mean_tokens", 2: "pooling_mode_cls_token", 3: "pooling_mode_lasttoken"}
-_SETTINGS = {  # recommended settings of generation, by their names in files
-    "temp": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "penalty_repeat": "repetition_penalty",
-}
+# Recommended settings of generation whose names in files are not ours.
+_OTHER_NAMES = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
 
 
 def gguf_model(path: Path) -> GgufModel | None:
@@ -146,9 +143,10 @@ class GgufModel:
         if has_tokenizer(self.metadata):
             settings = self._token_ids(1 << 31)
         own = self.metadata.within("general.sampling")
-        for key, name in _SETTINGS.items():
-            if own.get(key) is not None:
-                settings[name] = own.integer(key) if name == "top_k" else own.number(key)
+        for name, declared in settings_of(Sampling).items():
+            key = _OTHER_NAMES.get(name, name)
+            if declared.kind in (int, float) and own.get(key) is not None:
+                settings[name] = own.integer(key) if declared.kind is int else own.number(key)
         if settings.get("temperature", 0) > 0:
             settings["do_sample"] = True
         return settings
@@ -227,7 +225,7 @@ def _original(stored: str, tensor: FileTensor | QuantisedTensor, heads: int, off
     """A tensor as it was before conversion."""
     if heads:
         rows = tensor.shape[0] if tensor.ndim else 0
-        if rows == 0 or rows % (2 * heads):
+        if rows == 0 or not 0 < heads <= _MAX_HEADS or rows % (2 * heads):
             raise Unreadable(
                 f"tensor {shown(stored)} must have rows of {heads} heads; got {list(tensor.shape)}"
             )

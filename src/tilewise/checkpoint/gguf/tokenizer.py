@@ -370,11 +370,11 @@ def _halves(text: str, vocabulary: Mapping[str, int]) -> list[list[str]]:
     """Every pair of tokens that together are a text, in the order of their ids."""
     if len(text) > _MAX_PIECE:
         return []
-    pairs = [
-        (vocabulary[text[:cut]], vocabulary[text[cut:]], cut)
-        for cut in range(1, len(text))
-        if text[:cut] in vocabulary and text[cut:] in vocabulary
-    ]
+    pairs = []
+    for cut in range(1, len(text)):
+        left = vocabulary.get(text[:cut])
+        if left is not None and (right := vocabulary.get(text[cut:])) is not None:
+            pairs.append((left, right, cut))
     return [[text[:cut], text[cut:]] for _, _, cut in sorted(pairs)]
 
 
