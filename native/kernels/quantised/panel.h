@@ -87,7 +87,10 @@ struct Planes {
   }
   /// The code of a lane in a step.
   TILEWISE_MEMBER int code(int step, int lane) const {
-    if constexpr (F::kBits == 8) return static_cast<int8_t>(bits8[step * kGroupLanes + lane]);
+    if constexpr (F::kBits == 8) {
+      const uint8_t byte = bits8[step * kGroupLanes + lane];
+      return F::kMeaning == Meaning::kCentred ? static_cast<int8_t>(byte) : byte;
+    }
     int code = 0;
     if constexpr (F::kHas4)
       code = static_cast<int>(word<uint32_t>(bits4, step / 8 * kGroupLanes + lane) >> 4 * (step % 8) & 15);
@@ -105,10 +108,16 @@ struct Planes {
   }
 };
 
+/// A number of 8 bits, times 2^-120: its bits as those of an fp32 number, subnormal ones included.
+TILEWISE_INLINE float scaled_float8(int code) {
+  return bits_of<float>(static_cast<uint32_t>(code & 0x7f) << 20 | static_cast<uint32_t>(code & 0x80) << 24);
+}
+
 /// What a code means, in fp32.
 template <class F>
 TILEWISE_INLINE float number_of(int code, float d, float m) {
   if constexpr (F::kMeaning == Meaning::kTable) return F::kTable[code & ((1 << F::kBits) - 1)] * d;
+  if constexpr (F::kMeaning == Meaning::kFloat8) return scaled_float8(code) * 0x1p120f * d;
   const auto x = static_cast<float>(code - F::kOffset);
   if constexpr (F::kMeaning == Meaning::kAffine) return x * d + m;  // the product is exact
   if constexpr (F::kMeaning == Meaning::kZeroPoint) return (x - m) * d;
@@ -173,8 +182,13 @@ TILEWISE_INLINE void each_step(const uint8_t* block, int group, int first, const
         if constexpr (F::kBits == 8) {
           const __m128i bytes = _mm_loadu_si128(
               reinterpret_cast<const __m128i*>(planes.bits8 + (8 * h + t) * kGroupLanes + lane + 16 * j));
-          if constexpr (F::kMeaning == Meaning::kTable) {
-            x[j] = _mm512_i32gather_ps(_mm512_cvtepu8_epi32(bytes), F::kTable, 4);
+          if constexpr (F::kMeaning == Meaning::kFloat8) {
+            const __m512i code = _mm512_cvtepi8_epi32(bytes), sign = _mm512_set1_epi32(INT32_MIN);
+            x[j] = (__m512)_mm512_ternarylogic_epi32(sign, code, _mm512_slli_epi32(code, 20), 0xCA);
+            x[j] = (__m512)_mm512_and_si512((__m512i)x[j], _mm512_set1_epi32(static_cast<int>(0x87f00000)));
+            x[j] = _mm512_mul_ps(x[j], _mm512_set1_ps(0x1p120f));
+          } else if constexpr (F::kMeaning == Meaning::kZeroPoint) {
+            x[j] = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
           } else {
             x[j] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
           }

@@ -108,8 +108,8 @@ def _metadata(file: GgufModel) -> Iterator[str]:
         ends = ", ".join(shown(values.texts("tokens")[i]) for i in end_tokens(file.metadata)[:_MOST_ENDS])
         template = "with" if config.get("chat_template") else "without"
         yield (
-            f"tokenizer: {bare(kind)}{f' ({bare(pre)})' if pre else ''}, {len(values.texts('tokens')):,} tokens, texts end "
-            f"at {ends or 'no token'}; {template} chat template"
+            f"tokenizer: {bare(kind)}{f' ({bare(pre)})' if pre else ''}, {len(values.texts('tokens')):,} tokens, "
+            f"texts end at {ends or 'no token'}; {template} chat template"
         )
 
 
