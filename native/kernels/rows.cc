@@ -231,18 +231,19 @@ void RowSumSplitKernel::run() const {
 //   int head_dim
 //   flag inverse
 //   each m
-//   require head_dim > 0 and head_dim % 2 == 0 and d % head_dim == 0 and table.cols >= head_dim
+//   require head_dim > 0 and d % head_dim == 0 and table.cols % 2 == 0 and table.cols <= head_dim
 //   flops 3 * m * d
 //   bytes 2 * item * m * d
 template <class T>
 void RopeKernel<T>::run() const {
-  const int64_t half = head_dim / 2;
+  // the table has a column per rotated element: the rest of a head is copied
+  const int64_t half = table.cols / 2;
   const float sign = inverse ? -1.0f : 1.0f;
   for (int64_t r = 0; r < x.rows; ++r) {
     const float* cosine = table.row(*positions.row(r));
     const T* from = x.row(r);
     T* to = out.row(r);
-    for (int64_t head = 0; head < x.cols; head += head_dim)
+    for (int64_t head = 0; head < x.cols; head += head_dim) {
       for (int64_t c = 0; c < half; c += kLanes) {
         const int64_t n = half - c;
         const Lanes a = load(from + head + c, n), b = load(from + head + half + c, n);
@@ -250,6 +251,9 @@ void RopeKernel<T>::run() const {
         store(to + head + c, fused(a, co, negate(b * si)), n);
         store(to + head + half + c, fused(b, co, a * si), n);
       }
+      for (int64_t c = head + 2 * half; c < head + head_dim; c += kLanes)
+        store(to + c, load(from + c, head + head_dim - c), head + head_dim - c);
+    }
   }
 }
 

@@ -24,6 +24,7 @@ from ml_dtypes import bfloat16
 
 import tilewise as tw
 from fuzz import body_readers, group_readers, quantised_readers, text_readers
+from fuzz.gguf_readers import mutate_gguf, read_gguf, valid_gguf
 from fuzz.graph_readers import graphs, mutate_graph, read_graph_file
 from fuzz.mutate import Mutation, mutate, mutate_json, mutate_plan, mutate_safetensors
 from fuzz.torch_readers import (
@@ -176,6 +177,13 @@ def _model_config() -> list[bytes]:
         {"model_type": "gemma2", **sizes, "num_attention_heads": 4, "attn_logit_softcapping": 50.0},
         {"model_type": "gemma3_text", **sizes, "num_attention_heads": 4, "sliding_window_pattern": 2},
         {
+            "architectures": ["Gemma3ForConditionalGeneration"],
+            "model_type": "gemma3",
+            "text_config": {**sizes, "model_type": "gemma3_text", "num_attention_heads": 4},
+            "vision_config": {"hidden_size": 8},
+            "eos_token_id": [1, 3],
+        },
+        {
             "model_type": "gpt2",
             "vocab_size": VOCABULARY,
             "n_embd": 32,
@@ -189,8 +197,19 @@ def _model_config() -> list[bytes]:
             **sizes,
             "num_attention_heads": 4,
             "original_max_position_embeddings": 16,
-            "rope_scaling": {"type": "su", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
+            "partial_rotary_factor": 0.75,
+            "rope_scaling": {"type": "su", "short_factor": [1.0] * 3, "long_factor": [2.0] * 3},
         },
+        {
+            "model_type": "smollm3",
+            **sizes,
+            "num_attention_heads": 4,
+            "no_rope_layers": [1, 0],
+            "use_sliding_window": True,
+            "sliding_window": 7,
+        },
+        {"model_type": "olmo2", **sizes, "num_attention_heads": 4},
+        {"model_type": "granite", **sizes, "num_attention_heads": 4, "residual_multiplier": 0.22},
     ]
     return [_json(config) for config in (plain.to_dict(), llama3, new, *others)]
 
@@ -431,6 +450,7 @@ def _json(content: object) -> bytes:
 
 READERS = {
     "safetensors": Reader(read_safetensors, cache(_safetensors), 7500, mutate_safetensors),
+    "gguf": Reader(read_gguf, valid_gguf, 1000, mutate_gguf),
     "weights index": Reader(read_weights_index, cache(_weights_index), 6700, mutate_json),
     "config.json": Reader(read_model_config, cache(_model_config), 3300, mutate_json),
     "quantization_config": Reader(

@@ -19,7 +19,8 @@ SIZES = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
 }
-LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0], "long_factor": [1.0, 3.0, 8.0]}
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [1.0, 3.0]}
+MULTIPLIERS = {"embedding_multiplier": 6.3, "attention_multiplier": 0.3, "residual_multiplier": 0.22}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True, "mlp_bias": True, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
     "mistral": {"sliding_window": 7},
@@ -27,7 +28,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 10, "tie_word_embeddings": True},
     "gemma2": {"head_dim": 10, "sliding_window": 6},
     "gemma3_text": {"head_dim": 10, "sliding_window": 6, "sliding_window_pattern": 2},
-    "phi3": {"rope_scaling": LONGROPE, "original_max_position_embeddings": 16},
+    "phi3": {
+        "rope_scaling": LONGROPE,
+        "original_max_position_embeddings": 16,
+        "partial_rotary_factor": 0.75,
+        "tie_word_embeddings": True,
+    },
+    "smollm3": {"no_rope_layer_interval": 2},
+    "olmo2": {},
+    "granite": {**MULTIPLIERS, "logits_scaling": 3.0},
     "gpt2": {"vocab_size": 199, "n_embd": 48, "n_layer": 2, "n_head": 8, "n_positions": 64},
     "bert": {**SIZES, "num_key_value_heads": None},
 }

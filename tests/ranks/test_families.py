@@ -46,10 +46,13 @@ def test_training_equals_one_device_over_all_strategies(family, axes, dtype):
     assert_equal(family, dtype, axes, 1, 3)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gpt2", "gemma2"])
+@pytest.mark.parametrize("family", ["qwen3", "gpt2", "gemma2", "olmo2"])
 def test_planted_fault_is_detected(family):
-    """A dropped partial of a norm's gain or of a projection is detected in every kind of layer."""
+    """A dropped partial of a norm's gain or of a projection is detected in every kind of layer, and
+    so are another device's heads in front of a norm over all heads.
+    """
     place = {"qwen3": "head_sum/reduce_scatter", "gpt2": "mlp.down_proj.weight/reduce_scatter"}
+    place["olmo2"] = "all_gather:rms_norm:self_attn.q_norm.weight/all_gather"
     change = change_first(place.get(family, "self_attn.o_proj.weight/reduce_scatter"), drop_partial, -1)
     steps_data = batches(small(family), 1, BATCH, SEQ)
     report = verify_strategy(training_graph(family, "f32"), DeviceMesh({"tp": 2}), steps_data, change=change)

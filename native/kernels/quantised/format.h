@@ -20,8 +20,9 @@ inline constexpr int kGroup = 32;             // elements along k of a group
 inline constexpr int kGroupLanes = 2 * kPanel;
 inline constexpr int kGroupSteps = kGroup / 2;
 
-/// What a code means: (code - offset) * d, a table's number * d, code * d + m, or (code - m) * d.
-enum class Meaning { kCentred, kTable, kAffine, kZeroPoint };
+/// What a code means: (code - offset) * d, a table's number * d, code * d + m, (code - m) * d with a code from 0 on, or
+/// the number of 8 bits (sign, 4 bits of exponent, 3 of mantissa) * d.
+enum class Meaning { kCentred, kTable, kAffine, kZeroPoint, kFloat8 };
 
 /// What formats have in common. `Halves` numbers of 16 bits and `Bytes` bytes per row and block determine the scales,
 /// which hold for `Span` elements.
@@ -30,7 +31,7 @@ struct Format {
   static constexpr int kBlock = Block, kFileBytes = FileBytes, kHalves = Halves, kBytes = Bytes, kBits = Bits;
   static constexpr int kSpan = Span, kOffset = Offset;
   static constexpr Meaning kMeaning = M;
-  static constexpr bool kHasBf16Scales = false;
+  static constexpr bool kHasBf16Scales = false, kHasF32Scales = false;
   static constexpr int kHeadBytes = kPanel * (2 * Halves + Bytes);
   static constexpr int kGroupBytes = kPanel * kGroup * Bits / 8;
   static constexpr int kPanelBytes = kPanel * FileBytes;
@@ -229,6 +230,49 @@ struct MXFP4 : Format<32, 17, 0, 1, 4, 32, Meaning::kTable> {
   TILEWISE_INLINE void scales(const Half&, const Byte& byte, int, Rows16& d, Rows16&) {
     const IntRows16 e = byte(0);
     d = (Rows16)(e == 0 ? 0 * e + 0x00200000 : e == 1 ? 0 * e + 0x00400000 : (e - 1) << 23);
+  }
+};
+
+// Formats of src/tilewise/formats/group_blocks.py: one scale per block, which may be any multiple of a group.
+
+template <int Block, int Bits, bool IsBf16>
+struct Integers : Format<Block, 3 + Block * Bits / 8, 1, 1, Bits, Block, Meaning::kZeroPoint> {
+  static constexpr bool kHasBf16Scales = IsBf16;
+  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t* bytes) {
+    copy_bytes(halves, block, 2);
+    bytes[0] = block[2];
+    if constexpr (Bits == 8) {
+      copy_bytes(codes, block + 3, Block);
+    } else {
+      for (int i = 0; i < Block / kGroup; ++i) unpack_nibbles(block + 3 + 16 * i, 16, codes + kGroup * i);
+    }
+  }
+  template <class Half, class Byte>
+  TILEWISE_INLINE void scales(const Half& half, const Byte& byte, int, Rows16& d, Rows16& m) {
+    d = half(0);
+    m = as_numbers(byte(0));
+  }
+};
+template <int Block, bool IsBf16 = false>
+using Int4 = Integers<Block, 4, IsBf16>;
+template <int Block, bool IsBf16 = false>
+using Int8 = Integers<Block, 8, IsBf16>;
+
+/// A scale in bf16, or in fp32 as four bytes.
+template <int Block, bool IsF32>
+struct Float8 : Format<Block, (IsF32 ? 4 : 2) + Block, IsF32 ? 0 : 1, IsF32 ? 4 : 0, 8, Block, Meaning::kFloat8> {
+  static constexpr bool kHasBf16Scales = !IsF32, kHasF32Scales = IsF32;
+  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t* bytes) {
+    copy_bytes(IsF32 ? bytes : halves, block, IsF32 ? 4 : 2);
+    copy_bytes(codes, block + (IsF32 ? 4 : 2), Block);
+  }
+  template <class Half, class Byte>
+  TILEWISE_INLINE void scales(const Half& half, const Byte& byte, int, Rows16& d, Rows16&) {
+    if constexpr (IsF32) {
+      d = (Rows16)(byte(0) | byte(1) << 8 | byte(2) << 16 | byte(3) << 24);
+    } else {
+      d = half(0);
+    }
   }
 };
 

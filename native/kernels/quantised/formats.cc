@@ -68,21 +68,40 @@ TILEWISE_INLINE void store_codes(const uint8_t* codes, int row, uint8_t* group) 
   }
 }
 
+/// Whether products of a block's scales and codes are finite numbers of bf16. Scales in bf16 and fp32 have a limit.
+template <class F>
+bool is_finite_block(const uint8_t* halves, const uint8_t* bytes, const uint8_t* codes) {
+  constexpr float kMost = F::kHasBf16Scales || F::kHasF32Scales ? 1e30f : 65504.0f;
+  bool is_finite = true;
+  const auto check = [&](float scale) { is_finite = is_finite && scale >= -kMost && scale <= kMost; };
+  for (int h = 0; h < F::kHalves; ++h) {
+    uint16_t half;
+    __builtin_memcpy(&half, halves + 2 * h, 2);
+    check(F::kHasBf16Scales ? widen(half) : widen_half(half));
+  }
+  if constexpr (F::kHasF32Scales) {
+    float scale;
+    __builtin_memcpy(&scale, bytes, 4);
+    check(scale);
+  }
+  if constexpr (F::kMeaning == Meaning::kFloat8) {
+    uint8_t is_nan = 0;
+    for (int i = 0; i < F::kBlock; ++i) is_nan |= (codes[i] & 0x7f) == 0x7f;
+    is_finite = is_finite && !is_nan;
+  }
+  return is_finite;
+}
+
 template <class F>
 bool pack(const uint8_t* rows, int64_t stride, int64_t num_rows, int64_t num_blocks, uint8_t* panel) {
-  constexpr uint16_t kExponent = F::kHasBf16Scales ? 0x7f80 : 0x7c00;
   bool is_finite = true;
   for (int64_t b = 0; b < num_blocks; ++b, panel += F::kPanelBytes) {
     if (num_rows < kPanel) __builtin_memset(panel, 0, F::kPanelBytes);
     for (int row = 0; row < static_cast<int>(num_rows); ++row) {
       uint8_t codes[F::kBlock], halves[2 * F::kHalves + 1], bytes[F::kBytes + 1];
       F::unpack(rows + row * stride + b * F::kFileBytes, codes, halves, bytes);
-      for (int h = 0; h < F::kHalves; ++h) {
-        uint16_t half;
-        __builtin_memcpy(&half, halves + 2 * h, 2);
-        is_finite = is_finite && (half & kExponent) != kExponent;
-        __builtin_memcpy(panel + 2 * (kPanel * h + row), &half, 2);
-      }
+      is_finite &= is_finite_block<F>(halves, bytes, codes);
+      for (int h = 0; h < F::kHalves; ++h) __builtin_memcpy(panel + 2 * (kPanel * h + row), halves + 2 * h, 2);
       uint8_t* const byte_rows = panel + 2 * kPanel * F::kHalves;
       for (int i = 0; i < F::kBytes; ++i) byte_rows[kPanel * i + row] = bytes[i];
       for (int g = 0; g < F::kBlock / kGroup; ++g)
@@ -112,30 +131,27 @@ void few_rows(const MicroArgs& x) {
       const bool is_last = s + 1 == x.segments + x.num_segments;
       if (is_last) expect(x.expected);
       const int64_t begin = s->b / kPanel * 2, end = begin + 2 * s->steps;
-      const auto multiply = [&](int64_t step, const __m512i(&words)[Parts]) TILEWISE_INLINED {
+      const auto multiply = [&](int64_t step, __m512i low, __m512i high) TILEWISE_INLINED {
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
           const __m512bh factor = (__m512bh)_mm512_set1_epi32(static_cast<int>(a[r * kRowStride + step]));
-          for (int p = 0; p < Parts; ++p) acc[r][p] = _mm512_dpbf16_ps(acc[r][p], factor, (__m512bh)words[p]);
+          acc[r][0] = _mm512_dpbf16_ps(acc[r][0], factor, (__m512bh)low);
+          if constexpr (Parts == 2) acc[r][1] = _mm512_dpbf16_ps(acc[r][1], factor, (__m512bh)high);
         }
       };
       each_group<F>(reinterpret_cast<const uint8_t*>(x.b[s->term]), begin, end,
                     [&](const uint8_t* block, int group, int64_t k) TILEWISE_INLINED {
                       if (half == 0) prefetch_ahead<F>(block, group);
                       const int64_t first = (k - begin) / 2;
-                      if (k >= begin && k + kGroup <= end) {
-                        each_step<F, Parts>(block, group, half,
-                                            [&](int step, const __m512i(&words)[Parts])
-                                                TILEWISE_INLINED { multiply(first + step, words); });
-                        return;
-                      }
+                      if (k >= begin && k + kGroup <= end)
+                        return each_step<F, Parts>(block, group, half,
+                                                   [&](int step, __m512i low, __m512i high)
+                                                       TILEWISE_INLINED { multiply(first + step, low, high); });
                       alignas(64) uint32_t expanded[kGroupSteps * kPanel];
                       expand_group<F>(block, group, expanded);
                       for (int64_t i = larger(first, 0); i < smaller(first + kGroupSteps, s->steps); ++i) {
-                        __m512i words[Parts];
-                        for (int p = 0; p < Parts; ++p)
-                          words[p] = _mm512_load_si512(expanded + (i - first) * kPanel + 16 * (half + p));
-                        multiply(i, words);
+                        const uint32_t* words = expanded + (i - first) * kPanel + 16 * half;
+                        multiply(i, _mm512_loadu_si512(words), _mm512_loadu_si512(words + (Parts == 1 ? 0 : 16)));
                       }
                     });
       if (!s->ends && !(is_last && x.out)) continue;
@@ -175,16 +191,41 @@ void few_rows(const MicroArgs& x) {
   }
 #endif
 
-#define TILEWISE_FORMAT(F, name) {name, F::kBlock, F::kFileBytes, expand<F>, read_row<F>, pack<F>, TILEWISE_FEW(F)}
+template <class F>
+constexpr QuantisedFormat entry(const char* name) {
+  return {name, F::kBlock, F::kFileBytes, expand<F>, read_row<F>, pack<F>, TILEWISE_FEW(F)};
+}
 
 }  // namespace
 
 const QuantisedFormat kFormats[kNumFormats] = {
-    TILEWISE_FORMAT(Q8_0, "q8_0"),   TILEWISE_FORMAT(Q4_0, "q4_0"),    TILEWISE_FORMAT(Q4_1, "q4_1"),
-    TILEWISE_FORMAT(Q5_0, "q5_0"),   TILEWISE_FORMAT(Q5_1, "q5_1"),    TILEWISE_FORMAT(Q2K, "q2_k"),
-    TILEWISE_FORMAT(Q3K, "q3_k"),    TILEWISE_FORMAT(Q4K, "q4_k"),     TILEWISE_FORMAT(Q5K, "q5_k"),
-    TILEWISE_FORMAT(Q6K, "q6_k"),    TILEWISE_FORMAT(IQ4NL, "iq4_nl"), TILEWISE_FORMAT(IQ4XS, "iq4_xs"),
-    TILEWISE_FORMAT(MXFP4, "mxfp4"),
+    entry<Q8_0>("q8_0"),
+    entry<Q4_0>("q4_0"),
+    entry<Q4_1>("q4_1"),
+    entry<Q5_0>("q5_0"),
+    entry<Q5_1>("q5_1"),
+    entry<Q2K>("q2_k"),
+    entry<Q3K>("q3_k"),
+    entry<Q4K>("q4_k"),
+    entry<Q5K>("q5_k"),
+    entry<Q6K>("q6_k"),
+    entry<IQ4NL>("iq4_nl"),
+    entry<IQ4XS>("iq4_xs"),
+    entry<MXFP4>("mxfp4"),
+    entry<Int4<32>>("int4_g32"),
+    entry<Int4<32, true>>("int4_g32_bf16"),
+    entry<Int4<64>>("int4_g64"),
+    entry<Int4<64, true>>("int4_g64_bf16"),
+    entry<Int4<128>>("int4_g128"),
+    entry<Int4<128, true>>("int4_g128_bf16"),
+    entry<Int8<128>>("int8_g128"),
+    entry<Int8<128, true>>("int8_g128_bf16"),
+    entry<Int8<512>>("int8_g512"),
+    entry<Int8<512, true>>("int8_g512_bf16"),
+    entry<Float8<128, false>>("fp8_e4m3_g128_bf16"),
+    entry<Float8<128, true>>("fp8_e4m3_g128_f32"),
+    entry<Float8<512, false>>("fp8_e4m3_g512_bf16"),
+    entry<Float8<512, true>>("fp8_e4m3_g512_f32"),
 };
 
 QuantisedFns quantised_fns() {

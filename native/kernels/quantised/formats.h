@@ -26,7 +26,7 @@ struct QuantisedFormat {
   MicroFn few[kRegisterRows + 1];
 };
 
-inline constexpr int64_t kNumFormats = 13;
+inline constexpr int64_t kNumFormats = 27;
 extern const QuantisedFormat kFormats[kNumFormats];
 
 }  // namespace tilewise::kernels::TILEWISE_ISA_NS

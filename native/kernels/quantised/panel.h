@@ -87,7 +87,10 @@ struct Planes {
   }
   /// The code of a lane in a step.
   TILEWISE_MEMBER int code(int step, int lane) const {
-    if constexpr (F::kBits == 8) return static_cast<int8_t>(bits8[step * kGroupLanes + lane]);
+    if constexpr (F::kBits == 8) {
+      const uint8_t byte = bits8[step * kGroupLanes + lane];
+      return F::kMeaning == Meaning::kCentred ? static_cast<int8_t>(byte) : byte;
+    }
     int code = 0;
     if constexpr (F::kHas4)
       code = static_cast<int>(word<uint32_t>(bits4, step / 8 * kGroupLanes + lane) >> 4 * (step % 8) & 15);
@@ -105,10 +108,16 @@ struct Planes {
   }
 };
 
+/// A number of 8 bits, times 2^-120: its bits as those of an fp32 number, subnormal ones included.
+TILEWISE_INLINE float scaled_float8(int code) {
+  return bits_of<float>(static_cast<uint32_t>(code & 0x7f) << 20 | static_cast<uint32_t>(code & 0x80) << 24);
+}
+
 /// What a code means, in fp32.
 template <class F>
 TILEWISE_INLINE float number_of(int code, float d, float m) {
   if constexpr (F::kMeaning == Meaning::kTable) return F::kTable[code & ((1 << F::kBits) - 1)] * d;
+  if constexpr (F::kMeaning == Meaning::kFloat8) return scaled_float8(code) * 0x1p120f * d;
   const auto x = static_cast<float>(code - F::kOffset);
   if constexpr (F::kMeaning == Meaning::kAffine) return x * d + m;  // the product is exact
   if constexpr (F::kMeaning == Meaning::kZeroPoint) return (x - m) * d;
@@ -116,8 +125,7 @@ TILEWISE_INLINE float number_of(int code, float d, float m) {
 }
 
 #if defined(__AVX512BF16__)
-/// Calls use(step, words) with the words of every step of a group, for `Parts` times 16 rows from row 16 `first` on.
-/// These are factors of products: the sign of a zero may differ from that of the format's definition.
+/// Calls use(step, low, high) with the words of every step of a group, for 16 `Parts` rows from row 16 `first` on.
 template <class F, int Parts, class Use>
 TILEWISE_INLINE void each_step(const uint8_t* block, int group, int first, const Use& use) {
   constexpr int N = 2 * Parts;  // vectors of 16 lanes
@@ -128,10 +136,8 @@ TILEWISE_INLINE void each_step(const uint8_t* block, int group, int first, const
                             _mm512_setr_epi32(8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15)};
   __m512i c4[N] = {}, c2[N] = {}, c1[N] = {};
   __m512 d[N], m[N];
-  // Codes of 4 bits become numbers where they are: every second one is 16 times as large, and its scale 1/16.
-  constexpr bool kIsInPlace = F::kBits == 4 && (F::kMeaning == Meaning::kCentred || F::kMeaning == Meaning::kAffine);
-  constexpr bool kHasTable = F::kBits < 6 && !kIsInPlace;
-  [[maybe_unused]] __m512 of_odd[N], table, upper;
+  constexpr bool kHasTable = F::kBits < 6;
+  [[maybe_unused]] __m512 table, upper;
   if constexpr (kHasTable && F::kMeaning == Meaning::kTable) table = _mm512_loadu_ps(F::kTable);
   if constexpr (kHasTable && F::kMeaning != Meaning::kTable) {
     // Codes of 2 or 3 bits leave other bits in the index, so that the table repeats.
@@ -151,11 +157,9 @@ TILEWISE_INLINE void each_step(const uint8_t* block, int group, int first, const
       for (int part = 0; part < Parts; ++part) {
         Rows16 of_d, of_m;
         Head<F>(block, first + part).scales(span_of<F>(group, h), of_d, of_m);
-        if constexpr (kIsInPlace && F::kMeaning == Meaning::kCentred) of_m = of_d * static_cast<float>(-F::kOffset);
         for (int j = 0; j < 2; ++j) {  // each row has two lanes
           d[2 * part + j] = _mm512_permutexvar_ps(pairs[j], (__m512)of_d);
-          if constexpr (kHasMinimum<F> || kIsInPlace) m[2 * part + j] = _mm512_permutexvar_ps(pairs[j], (__m512)of_m);
-          if constexpr (kIsInPlace) of_odd[2 * part + j] = _mm512_mul_ps(d[2 * part + j], _mm512_set1_ps(0.0625f));
+          if constexpr (kHasMinimum<F>) m[2 * part + j] = _mm512_permutexvar_ps(pairs[j], (__m512)of_m);
         }
       }
     for (int j = 0; j < N; ++j) {
@@ -175,18 +179,16 @@ TILEWISE_INLINE void each_step(const uint8_t* block, int group, int first, const
     for (int t = 0; t < 8; ++t) {
       __m512 x[N];
       for (int j = 0; j < N; ++j) {
-        if constexpr (kIsInPlace) {
-          const bool is_odd = t % 2 == 1;
-          const __m512i code = _mm512_and_si512(c4[j], is_odd ? _mm512_slli_epi32(low4, 4) : low4);
-          x[j] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(code), is_odd ? of_odd[j] : d[j], m[j]);
-          if (is_odd) c4[j] = _mm512_srli_epi32(c4[j], 8);
-          continue;
-        }
         if constexpr (F::kBits == 8) {
           const __m128i bytes = _mm_loadu_si128(
               reinterpret_cast<const __m128i*>(planes.bits8 + (8 * h + t) * kGroupLanes + lane + 16 * j));
-          if constexpr (F::kMeaning == Meaning::kTable) {
-            x[j] = _mm512_i32gather_ps(_mm512_cvtepu8_epi32(bytes), F::kTable, 4);
+          if constexpr (F::kMeaning == Meaning::kFloat8) {
+            const __m512i code = _mm512_cvtepi8_epi32(bytes), sign = _mm512_set1_epi32(INT32_MIN);
+            x[j] = (__m512)_mm512_ternarylogic_epi32(sign, code, _mm512_slli_epi32(code, 20), 0xCA);
+            x[j] = (__m512)_mm512_and_si512((__m512i)x[j], _mm512_set1_epi32(static_cast<int>(0x87f00000)));
+            x[j] = _mm512_mul_ps(x[j], _mm512_set1_ps(0x1p120f));
+          } else if constexpr (F::kMeaning == Meaning::kZeroPoint) {
+            x[j] = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
           } else {
             x[j] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
           }
@@ -214,9 +216,9 @@ TILEWISE_INLINE void each_step(const uint8_t* block, int group, int first, const
           x[j] = _mm512_mul_ps(x[j], d[j]);
         }
       }
-      __m512i words[Parts];
-      for (int part = 0; part < Parts; ++part) words[part] = (__m512i)_mm512_cvtne2ps_pbh(x[2 * part + 1], x[2 * part]);
-      use(8 * h + t, words);
+      auto low = (__m512i)_mm512_cvtne2ps_pbh(x[1], x[0]);
+      auto high = Parts == 1 ? low : (__m512i)_mm512_cvtne2ps_pbh(x[N - 1], x[N - 2]);
+      use(8 * h + t, low, high);
     }
   }
 }
@@ -243,9 +245,9 @@ TILEWISE_INLINE RowScales scales_of_row(const uint8_t* block, int group, int row
 template <class F>
 TILEWISE_INLINE void expand_group(const uint8_t* block, int group, uint32_t* to) {
 #if defined(__AVX512BF16__)
-  each_step<F, 2>(block, group, 0, [to](int step, const __m512i(&words)[2]) TILEWISE_INLINED {
-    _mm512_storeu_si512(to + step * kPanel, words[0]);
-    _mm512_storeu_si512(to + step * kPanel + 16, words[1]);
+  each_step<F, 2>(block, group, 0, [to](int step, __m512i low, __m512i high) TILEWISE_INLINED {
+    _mm512_storeu_si512(to + step * kPanel, low);
+    _mm512_storeu_si512(to + step * kPanel + 16, high);
   });
 #else
   const Planes<F> planes(block, group);

@@ -114,8 +114,8 @@ def _only_gguf(repository: str, revision: str, tags: list[str]) -> Path:
     """Download the GGUF file of a repository without other weights, if it has one model."""
     if len(tags) > 1:
         raise ConfigError(
-            f"[checkpoint.find_model] a repository of several GGUF files needs the name of one; got {repository!r} with "
-            f"{', '.join(tags[:_MOST_NAMED])}; give {repository}:{tags[0]}, for example"
+            "[checkpoint.find_model] a repository of several GGUF files needs the name of one; got "
+            f"{repository!r} with {', '.join(tags[:_MOST_NAMED])}; give {repository}:{tags[0]}, for example"
         )
     return _download_gguf(repository, revision, tags[0])
 
@@ -140,8 +140,8 @@ def _download_gguf(repository: str, revision: str | None, tag: str) -> Path:
     if len(files) != 1:
         there = files or _tags(repository, directory)
         raise ConfigError(
-            f"[checkpoint.find_model] a quantisation must name one model in GGUF files; got {tag!r} for {repository!r}, "
-            f"which has {', '.join(there[:_MOST_NAMED]) or 'no GGUF files'}; name one of them"
+            f"[checkpoint.find_model] a quantisation must name one model in GGUF files; got {tag!r} for "
+            f"{repository!r}, which has {', '.join(there[:_MOST_NAMED]) or 'no GGUF files'}; name one of them"
         )
     return directory / files[0]
 

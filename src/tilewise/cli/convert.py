@@ -159,8 +159,8 @@ def _open(source: Path, target: Path, part: str | None, show: Callable[[int, int
     except CheckpointError:
         raise CheckpointError(
             "[cli.convert] a source directory must be a training checkpoint, a run's output, a distributed "
-            f"checkpoint of PyTorch, or have pytorch_model.bin or a GGUF file; got {str(source)!r}, which is not; if its "
-            "weights are safetensors, name their file"
+            f"checkpoint of PyTorch, or have pytorch_model.bin or a GGUF file; got {str(source)!r}, which is not; if "
+            "its weights are safetensors, name their file"
         ) from None
     _refuse_place_of_checkpoints(newest, target)
     return _open_training(newest, show)

@@ -23,6 +23,7 @@ from tilewise.core.validation import bare, shown
 if TYPE_CHECKING:
     from tilewise.checkpoint import GgufModel, StoredWeights
     from tilewise.models import ModelConfig
+    from tilewise.models.footprint import Footprint
 
 __all__ = ["describe_model"]
 
@@ -47,6 +48,7 @@ def describe_model(source: Path, device: DeviceProperties, ignore: Sequence[str]
     """
     from tilewise import models
     from tilewise.checkpoint import gguf_model
+    from tilewise.models.footprint import footprint
 
     is_config = source.name == "config.json" and source.is_file()
     directory = source.parent if is_config else source
@@ -68,11 +70,12 @@ def describe_model(source: Path, device: DeviceProperties, ignore: Sequence[str]
     yield _stored_in_words(stored)
     if file is not None:
         yield from _metadata(file)
-    weights = {name: count * size for name, size in _DTYPES.items()}
-    yield f"weights in memory: {', '.join(f'{name} {format_bytes(num)}' for name, num in weights.items())}"
+    sizes = {name: footprint(config, bits=8 * size, shapes=shapes) for name, size in _DTYPES.items()}
+    in_memory = (f"{name} {format_bytes(size.weights)}" for name, size in sizes.items())
+    yield f"weights in memory: {', '.join(in_memory)}"
     if not models.is_encoder(config):
-        yield from _cache(config, weights, device)
-    yield from _speed(config, shapes, device)
+        yield from _cache(config, sizes, device)
+    yield from _speed(config, sizes, device)
 
 
 def _has_weights(directory: Path) -> bool:
@@ -105,8 +108,8 @@ def _metadata(file: GgufModel) -> Iterator[str]:
         ends = ", ".join(shown(values.texts("tokens")[i]) for i in end_tokens(file.metadata)[:_MOST_ENDS])
         template = "with" if config.get("chat_template") else "without"
         yield (
-            f"tokenizer: {bare(kind)}{f' ({bare(pre)})' if pre else ''}, {len(values.texts('tokens')):,} tokens, texts end "
-            f"at {ends or 'no token'}; {template} chat template"
+            f"tokenizer: {bare(kind)}{f' ({bare(pre)})' if pre else ''}, {len(values.texts('tokens')):,} tokens, "
+            f"texts end at {ends or 'no token'}; {template} chat template"
         )
 
 
@@ -130,50 +133,42 @@ def _sizes(config: ModelConfig) -> Iterator[str]:
     )
 
 
-def _cache(config: ModelConfig, weights: Mapping[str, int], peaks: DeviceProperties) -> Iterator[str]:
+def _cache(config: ModelConfig, sizes: Mapping[str, Footprint], peaks: DeviceProperties) -> Iterator[str]:
     from tilewise import models
 
-    per_token = models.kv_elements_per_token(config)
-    yield f"KV cache per token: {', '.join(f'{n} {format_bytes(per_token * s)}' for n, s in _DTYPES.items())}"
+    per_token = (f"{name} {format_bytes(size.per_token)}" for name, size in sizes.items())
+    yield f"KV cache per token: {', '.join(per_token)}"
     memory = available_memory() if peaks.device_memory is None else peaks.device_memory
     place = "available on this machine" if peaks.device_memory is None else "of the device"
     yield f"memory {place}: {format_bytes(memory)}"
     limit = models.max_context(config)
-    for name, size in _DTYPES.items():
-        free = memory - weights[name]
-        tokens = max(0, free // (per_token * size))
-        if free <= 0:
-            yield f"{name}: does not fit; weights need {format_bytes(-free)} more"
+    for name, size in sizes.items():
+        if size.weights >= memory:
+            yield f"{name}: does not fit; weights need {format_bytes(size.weights - memory)} more"
         else:
+            tokens = size.cached_tokens(memory)
             yield (
                 f"{name}: fits, and {tokens:,} tokens of KV cache next to it ({tokens / limit:.1f} times its "
                 f"context of {limit:,})"
             )
 
 
-def _speed(
-    config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], device: DeviceProperties
-) -> Iterator[str]:
+def _speed(config: ModelConfig, sizes: Mapping[str, Footprint], device: DeviceProperties) -> Iterator[str]:
     """Upper bounds of speed, from measured or given peak speeds of memory and cores."""
     from tilewise import models
     from tilewise.machine import PROBE_BYTES, measure_bandwidth, measure_flops
 
-    tied = "lm_head.weight" not in shapes and not models.is_encoder(config)
-    table = prod(shapes["embed_tokens.weight"])
-    read = sum(prod(s) for s in shapes.values())
-    if not tied:
-        read -= table  # only one row of an embedding is read per token
     try:
         bandwidth = device.bandwidth or measure_bandwidth()
     except MemoryError:
         yield f"speed: not measured, because that needs {format_bytes(PROBE_BYTES)} of memory; give --bandwidth-gbps"
         return
     yield f"{'the device' if device.bandwidth else 'this machine'} reads {bandwidth / 1e9:.1f} GB/s from memory"
-    for name, size in _DTYPES.items():
+    for name, size in sizes.items():
         flops = device.flops or measure_flops(name)
-        rate = f"{flops / (2 * read):,.0f} tokens/s"
+        rate = f"{flops / (2 * size.read / _DTYPES[name]):,.0f} tokens/s"
         line = f"{name}: cores reach {flops / 1e9:.0f} GFLOP/s, so prefill is at most {rate}"
         if not models.is_encoder(config):
-            each = format_bytes(read * size)
-            line += f"; decoding at most {bandwidth / (read * size):,.1f}, because each token reads {each}"
+            most, each = size.tokens_per_second(bandwidth), format_bytes(size.read)
+            line += f"; decoding at most {most:,.1f}, because each token reads {each}"
         yield line

@@ -248,7 +248,7 @@ def inspect(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A Hugging Face directory (config.json is enough), owner/name on the hub, or a training "
+            help="A Hugging Face directory (config.json is enough), a GGUF file, owner/name on the hub, or a training "
             "configuration (.toml); with --graph also a graph that ComputeGraph.save wrote (.json).",
             show_default=False,
         ),

@@ -40,7 +40,8 @@ Values = dict[str, Any]
 """Settings of a command line, by name."""
 MODEL = typer.Argument(
     metavar="MODEL",
-    help="A Hugging Face directory (config.json, weights, tokenizer.json), or owner/name on the hub.",
+    help="A Hugging Face directory (config.json, weights, tokenizer.json), a GGUF file, or owner/name or "
+    "owner/name:Q4_K_M on the hub.",
     show_default=False,
 )
 REVISION = typer.Option(help="Of a model on the hub: a branch, tag or commit.", show_default=False)

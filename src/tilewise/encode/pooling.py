@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
+from tilewise.checkpoint import Companions, open_companions
 from tilewise.core import ConfigError, Validator
 from tilewise.core.dtypes import is_float
 from tilewise.core.validation import shown
-from tilewise.files.reading import Unreadable, read_json
+from tilewise.files.reading import Unreadable, parse_json
 
 __all__ = ["POOLINGS", "Pooling", "load_max_length", "load_pooling"]
 
@@ -114,35 +115,35 @@ def load_pooling(model_dir: str | Path) -> Pooling:
     Raises:
         ConfigError: its files cannot be read, or ask for something unsupported; names the file.
     """
-    root = _validate.path("pooling", "a model directory", model_dir)
-    if not os.path.lexists(root / "modules.json"):
+    files, name = open_companions(_validate.path("pooling", "a model directory", model_dir)), "modules.json"
+    if not files.has(name):
         return Pooling()
-    path = root / "modules.json"
-    modules = _read(path, _Modules).root
+    path = files.called(name)
+    modules = _read(files, name, _Modules).root
     kinds = [module.type.removeprefix(_PREFIX) for module in modules]
     for kind, module in zip(kinds, modules):
         if kind not in _KINDS:
             _validate.invalid(
                 "pooling",
-                f"{str(path)!r} must list {', '.join(_KINDS)} only",
+                f"{path} must list {', '.join(_KINDS)} only",
                 shown(module.type),
                 "use a model without it",
             )
     if len(kinds) < 2 or kinds != list(_KINDS[: len(kinds)]):  # also rejects a module that appears twice
         _validate.invalid(
             "pooling",
-            f"{str(path)!r} must list Transformer, Pooling and perhaps Normalize, in this order",
+            f"{path} must list Transformer, Pooling and perhaps Normalize, in this order",
             shown(kinds),
             "correct it",
         )
     if modules[0].path not in ("", "."):
         _validate.invalid(
             "pooling",
-            f"{str(path)!r} must have its Transformer in the directory itself",
+            f"{path} must have its Transformer in the directory itself",
             shown(modules[0].path),
             "move its files there",
         )
-    return Pooling(_mode_of(root, modules[1].path), "Normalize" in kinds)
+    return Pooling(_mode_of(files, modules[1].path), "Normalize" in kinds)
 
 
 def load_max_length(model_dir: str | Path) -> int | None:
@@ -153,47 +154,48 @@ def load_max_length(model_dir: str | Path) -> int | None:
         ConfigError: the file cannot be read, or asks for a change of texts that the tokenizer does
             not make.
     """
-    path = _validate.path("pooling", "a model directory", model_dir) / "sentence_bert_config.json"
-    if not os.path.lexists(path):
+    files = open_companions(_validate.path("pooling", "a model directory", model_dir))
+    name = "sentence_bert_config.json"
+    if not files.has(name):
         return None
-    settings: _SentenceFile = _read(path, _SentenceFile)
+    settings: _SentenceFile = _read(files, name, _SentenceFile)
     if settings.do_lower_case:
         _validate.invalid(
             "pooling",
-            f"{str(path)!r} must not set do_lower_case, which is a setting of the tokenizer",
+            f"{files.called(name)} must not set do_lower_case, which is a setting of the tokenizer",
             "true",
             "use a model without it",
         )
     return settings.max_seq_length
 
 
-def _mode_of(root: Path, folder: str) -> str:
+def _mode_of(files: Companions, folder: str) -> str:
     is_plain = folder not in ("", ".", "..") and folder == os.path.basename(folder) and "\\" not in folder
     if not is_plain or len(os.fsencode(folder)) > _MAX_NAME_BYTES or "\0" in folder:
         _validate.invalid(
             "pooling",
-            f"{str(root / 'modules.json')!r} must name folders next to it",
+            f"{files.called('modules.json')} must name folders next to it",
             shown(folder),
             "correct it",
         )
-    path = root / folder / "config.json"
-    settings = _read(path, _PoolingFile)
+    name = f"{folder}/config.json"
+    settings = _read(files, name, _PoolingFile)
     chosen = sorted(name for name, is_set in settings.model_dump().items() if is_set)
     mode_of_field = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
     if len(chosen) != 1 or chosen[0] not in mode_of_field:
         _validate.invalid(
             "pooling",
-            f"{str(path)!r} must choose one of {', '.join(mode_of_field)}",
+            f"{files.called(name)} must choose one of {', '.join(mode_of_field)}",
             ", ".join(chosen) or "none",
             "pass your own pooling",
         )
     return mode_of_field[chosen[0]]
 
 
-def _read(path: Path, model: Any) -> Any:
+def _read(files: Companions, name: str, model: Any) -> Any:
     try:
-        return read_json(path, model, _MAX_BYTES)
+        return parse_json(files.read(name, _MAX_BYTES), model)
     except Unreadable as error:
         raise ConfigError(
-            f"[encode.pooling] a model's settings must be readable; got {str(path)!r}: {error}; repair the file"
+            f"[encode.pooling] a model's settings must be readable; got {files.called(name)}: {error}; repair the file"
         ) from None

@@ -95,6 +95,9 @@ FORMATS = {
 KERNEL_FORMATS = (
     *("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"),
     *("iq4_nl", "iq4_xs", "mxfp4"),
+    *(f"int4_g{block}{scale}" for block in (32, 64, 128) for scale in ("", "_bf16")),
+    *(f"int8_g{block}{scale}" for block in (128, 512) for scale in ("", "_bf16")),
+    *(f"fp8_e4m3_g{block}{scale}" for block in (128, 512) for scale in ("_bf16", "_f32")),
 )
 """Formats that kernels read, in the order of native/kernels/quantised/formats.cc. Weights in other
 formats are expanded to bf16 when they are loaded.

@@ -134,8 +134,14 @@ class GraphBuilder(ComposedMethods):
         return self.op("embedding", [ids, table])[0]
 
     def rope(self, x: TensorNode, positions: TensorNode, table: TensorNode, *, head_dim: int) -> TensorNode:
-        """Rotary embedding of heads that are adjacent in the last dim. `table` has cosines and
-        sines per position.
+        """Rotary embedding of heads that are adjacent in the last dim.
+
+        Args:
+            x: `[..., heads * head_dim]`.
+            positions: `[...]` i32, rows of the table.
+            table: `[positions, n]` fp32: `n / 2` cosines, then as many sines. The first `n`
+                elements of every head are rotated, at most `head_dim`; the others do not change.
+            head_dim: size of a head.
         """
         return self.op("rope", [x, positions, table], head_dim=head_dim, inverse=False)[0]
 

@@ -199,13 +199,15 @@ def column_sum_split(x: Array, split_rows: int, seq_len: int = 1, k_splits: int 
 
 
 def rope(x: Array, positions: Array, table: Array, head_dim: int, inverse: bool = False) -> F64:
-    """Rotation of the two halves of every head by the angles of its position."""
-    half = head_dim // 2
+    """Rotation by the angles of its position: of the two halves of every head, or of its first
+    elements if the table has fewer columns.
+    """
+    half = table.shape[1] // 2
     angles = _f64(table)[positions.reshape(-1)][:, None, :]
     cosine, sine = angles[..., :half], angles[..., half:] * (-1 if inverse else 1)
     heads = _f64(x).reshape(len(x), -1, head_dim)
-    a, b = heads[..., :half], heads[..., half:]
-    return np.asarray(np.concatenate([a * cosine - b * sine, b * cosine + a * sine], -1).reshape(x.shape))
+    a, b, rest = np.split(heads, [half, 2 * half], axis=-1)
+    return np.concatenate([a * cosine - b * sine, b * cosine + a * sine, rest], -1).reshape(x.shape)
 
 
 def softmax(x: Array) -> F64:

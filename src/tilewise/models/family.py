@@ -5,7 +5,7 @@ graphs.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any
@@ -62,6 +62,8 @@ def decoder_family(
     *,
     prefix: str = "model.",
     derived: str | None = None,
+    inside: Mapping[str, str] | None = None,
+    others: str | None = None,
     embedding: str = "model.embed_tokens.weight",
 ) -> Family:
     """A family of decoders (`models/decoder/`).
@@ -72,6 +74,8 @@ def decoder_family(
             graph's names.
         prefix: of names in files.
         derived: see `FileLayout`; by default RoPE buffers of older files.
+        inside: see `FileLayout`.
+        others: see `FileLayout`.
         embedding: name in files, of which a tied head may be a copy.
     """
 
@@ -80,7 +84,7 @@ def decoder_family(
             tuple(stored(configuration.decoder)),
             {HEAD: embedding} if configuration.decoder.tied_head else {},
         )
-        file_layout = FileLayout(table, prefix, copies=copies)
+        file_layout = FileLayout(table, prefix, copies=copies, inside=inside or {}, others=others)
         file_layout = file_layout if derived is None else replace(file_layout, derived=derived)
         if with_head:
             return file_layout

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from tilewise.checkpoint import Stored, StoredTensor, StoredWeights
+from tilewise.core.log import warn_once
 
 __all__ = ["FileLayout", "without_wrappers"]
 
@@ -58,6 +59,10 @@ class FileLayout:
             for whole names without the prefix.
         copies: names that may be a copy of another tensor: a head that is tied to the embedding.
         older: suffixes of names, and their spelling in older files.
+        inside: prefixes of this model's tensors in files of a larger model that contains it, and
+            what stands for each in its own files.
+        others: the larger model's other tensors, which are not read: a regular expression for whole
+            names.
     """
 
     table: tuple[StoredTensor, ...]
@@ -65,6 +70,8 @@ class FileLayout:
     derived: str = r"(layers\.[0-9]+\.self_attn\.)?rotary_emb\.inv_freq"
     copies: Mapping[str, str] = field(default_factory=dict)
     older: Mapping[str, str] = field(default_factory=dict)
+    inside: Mapping[str, str] = field(default_factory=dict)
+    others: str | None = None
 
     @property
     def names(self) -> frozenset[str]:
@@ -87,8 +94,10 @@ class FileLayout:
             files: tensors by name.
 
         Returns:
-            The same tensors; the same mapping if no name is wrapped, or nothing fits.
+            The same tensors, without those of a larger model around this one; the same mapping if no
+            name is wrapped, or nothing fits.
         """
+        files = self._taken_out(files)
         wrappers = {*_WRAPPERS, "module"}
         is_wrapped = any(not wrappers.isdisjoint(name.split(".")) for name in files)
         if not is_wrapped and self._has_first(files):
@@ -100,6 +109,22 @@ class FileLayout:
                 return files
             names = {name: parts[1:] for name, parts in names.items()}
         return _renamed(files, names)
+
+    def _taken_out(self, files: Mapping[str, T]) -> Mapping[str, T]:
+        """The tensors of this model in files of a larger one, under the names of its own files."""
+        if not any(name.startswith(tuple(self.inside)) for name in files):
+            return files
+        names = [name for name in files if self.others is None or not re.fullmatch(self.others, name)]
+        if left := len(files) - len(names):
+            rule = "only the text model of these files is used"
+            warn_once(
+                "models", f"[models.open_weights] {rule}; {left} tensors of the vision model are not read"
+            )
+        own = {}
+        for name in names:
+            prefix = next(filter(name.startswith, self.inside), "")
+            own[self.inside.get(prefix, "") + name.removeprefix(prefix)] = files[name]
+        return own if len(own) == len(names) else files
 
     def _has_first(self, names: Collection[str]) -> bool:
         """Whether files have the table's first tensor, with its prefix or without."""

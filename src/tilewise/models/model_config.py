@@ -138,11 +138,13 @@ class ModelConfig:
     dtype: str | None = None
 
     # Set by a family: its `model_type` in files; the class that files name as `architectures`, and other classes whose
-    # files have the same parameters (`also`); other names of fields in its files; fields with the values that
+    # files have the same parameters (`also`); types of larger models that contain this one, with their classes
+    # (`containers`); other names of fields in its files; fields with the values that
     # are supported (`only`), and fields without effect, each added to those of the base classes.
     model_type: ClassVar[str] = ""
     architecture: ClassVar[str] = ""
     also: ClassVar[tuple[str, ...]] = ()
+    containers: ClassVar[Mapping[str, str]] = {}
     spellings: ClassVar[Mapping[str, str]] = {}
     only: ClassVar[Mapping[str, tuple[object, ...]]] = ONLY
     without_effect: ClassVar[frozenset[str]] = WITHOUT_EFFECT
@@ -255,6 +257,8 @@ class ModelConfig:
         values = dict(_validate.mapping(cls.model_type, "a configuration", data, "values"))
         ignore = _validate.sequence("open", "ignore", ignore, "names of fields", in_any_order=True)
         family = cls.model_type
+        if cls.contained_in(values):
+            values = cls._unpacked(values)
         kind, names = values.pop("model_type", None), values.pop("architectures", None)
         architectures = (cls.architecture, *cls.also)
         fits = kind in (None, cls.model_type) and names in (None, [], *([name] for name in architectures))
@@ -305,6 +309,20 @@ class ModelConfig:
                 f"got {first_problem(error)}; correct it"
             ) from None
         return cls(**{name: getattr(checked, name) for name in checked.model_fields_set})
+
+    @classmethod
+    def contained_in(cls, data: Mapping[str, Any]) -> bool:
+        """Whether the content of a config.json describes a larger model with this family's inside."""
+        kind, names = data.get("model_type"), data.get("architectures")
+        return any(
+            (kind == of and names in (None, [], [name])) or (kind is None and names == [name])
+            for of, name in cls.containers.items()
+        )
+
+    @classmethod
+    def _unpacked(cls, data: Mapping[str, Any]) -> dict[str, Any]:
+        """The content of a larger model's file as the content of a file of this family."""
+        return dict(data)
 
     @classmethod
     def _each(cls, table: str) -> list[Any]:

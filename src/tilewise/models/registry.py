@@ -24,7 +24,20 @@ from tilewise.checkpoint import open_weights as open_files
 from tilewise.core.dims import Size
 from tilewise.core.errors import CheckpointError, ConfigError
 from tilewise.core.validation import Validator, shown
-from tilewise.models import bert, gemma2, gemma3, gpt2, llama, mistral, phi3, qwen2, qwen3
+from tilewise.models import (
+    bert,
+    gemma2,
+    gemma3,
+    gpt2,
+    granite,
+    llama,
+    mistral,
+    olmo2,
+    phi3,
+    qwen2,
+    qwen3,
+    smollm3,
+)
 from tilewise.models.decoder.weights import HEAD
 from tilewise.models.family import Family
 from tilewise.models.layout import FileLayout
@@ -57,7 +70,7 @@ __all__ = [
 _validate = Validator("models")
 FAMILIES: Mapping[str, Family] = {
     module.FAMILY.name: module.FAMILY
-    for module in (llama, mistral, qwen2, qwen3, gemma2, gemma3, phi3, gpt2, bert)
+    for module in (llama, mistral, qwen2, qwen3, gemma2, gemma3, phi3, smollm3, olmo2, granite, gpt2, bert)
 }
 """Every family by its `model_type`."""
 PURPOSES = ("training", "decoding", "encoding")
@@ -109,9 +122,12 @@ def config_from_dict(
         )
         family = next((one for name, one in classes if name == names[0]), None)
     if family is None:
+        family = next((one for one in FAMILIES.values() if one.config.contained_in(values)), None)
+    if family is None:
+        containers = [kind for one in FAMILIES.values() for kind in one.config.containers]
         raise ConfigError(
-            f"[models.open] model_type must be one of {', '.join(FAMILIES)}; got {shown(kind)} with architectures "
-            f"{shown(names)}; give a model of one of these families"
+            f"[models.open] model_type must be one of {', '.join([*FAMILIES, *containers])}; got {shown(kind)} with "
+            f"architectures {shown(names)}; give a model of one of these families"
         )
     return family.config.from_dict(values, ignore=ignore, where=where, only_known=only_known)
 

@@ -12,8 +12,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType as Kind
 
 from native.models.families import CASES
+from support.gguf_models import small_model, write_model
 from tilewise.checkpoint import find_model
 from tilewise.core import ConfigError
 
@@ -134,6 +136,32 @@ def test_a_model_is_downloaded_once(hub, tmp_path):
     server.asked.clear()
     assert call("some/model", HF_HUB_OFFLINE="1") == path and not server.asked
     assert call("some/model", "v1") == path
+
+
+@pytest.mark.slow
+def test_gguf_files_are_named_by_their_quantisation(hub, tmp_path):
+    """Only the file or the parts of this quantisation are downloaded; without a name, several are listed."""
+    server, call = hub
+    write_model(tmp_path / "m.gguf", small_model("llama"), lambda name, values: Kind.Q8_0)
+    write_model(tmp_path / "p.gguf", small_model("llama"), lambda name, values: Kind.F16, max_tensors=5)
+    whole = (tmp_path / "m.gguf").read_bytes()
+    parts = {path.name: path.read_bytes() for path in sorted(tmp_path.glob("p-*.gguf"))}
+    server.repositories["some/one"] = {"README.md": b"", "one-q8_0.gguf": whole, "mmproj-one-Q8_0.gguf": b"x"}
+    server.repositories["some/quantised"] = {
+        "m-Q4_K_M.gguf": whole,
+        "m-Q4_K_S.gguf": b"x",
+        **{f"F16/{name.replace('p-', 'm-F16-')}": content for name, content in parts.items()},
+    }
+    assert call("some/one").endswith("one-q8_0.gguf") and call("some/one:Q8_0") == call("some/one")
+    server.asked.clear()
+    assert call("some/quantised:q4_k_m").endswith("/m-Q4_K_M.gguf") and server.asked == ["m-Q4_K_M.gguf"]
+    server.asked.clear()
+    place = Path(call("some/quantised:F16"))
+    assert place.name == next(iter(parts)).replace("p-", "m-F16-") and len(server.asked) == len(parts) > 1
+    assert call("some/quantised:F16", HF_HUB_OFFLINE="1") == str(place)
+    assert call("some/quantised:m-Q4_K_M.gguf") == call("some/quantised:Q4_K_M")
+    assert "with F16, Q4_K_M, Q4_K_S; give some/quantised:F16" in call("some/quantised")
+    assert "got 'Q5_0' for 'some/quantised', which has F16, Q4_K_M, Q4_K_S" in call("some/quantised:Q5_0")
 
 
 @pytest.mark.slow

@@ -226,16 +226,18 @@ def test_column_sum_split(isa, dt, d):
 
 @every_level
 @every_dtype
-@in_turn("head_dim", [2, 20, 32, 64])
+@in_turn("head_dim,rotated", [(2, 2), (20, 20), (32, 24), (64, 64), (21, 4), (128, 96)])
 @in_turn("inverse", [0, 1])
-def test_rope(isa, dt, head_dim, inverse):
-    """Rotation by position, also in place; the inverse rotates back."""
+def test_rope(isa, dt, head_dim, rotated, inverse):
+    """Rotation by position of whole heads and of their first elements, also in place."""
     gen = rng(head_dim)
-    x, angles = random(gen, 7, 3 * head_dim, dt), gen.uniform(0, 6, (50, head_dim // 2))
+    x, angles = random(gen, 7, 3 * head_dim, dt), gen.uniform(0, 6, (50, rotated // 2))
     table = np.concatenate([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
     positions, out = gen.integers(0, 50, (7, 1)).astype(np.int32), empty(7, 3 * head_dim, dt)
     run(f"rope_{dt}", [out, x, positions, table], [head_dim, inverse], isa=isa)
     assert_close(out, reference.rope(x, positions, table, head_dim, bool(inverse)), dt)
+    rest = (slice(None), slice(None), slice(rotated, None))
+    assert_same_bits(out.reshape(7, 3, -1)[rest], x.reshape(7, 3, -1)[rest])
     run(f"rope_{dt}", [x, x, positions, table], [head_dim, inverse], isa=isa)
     assert_same_bits(x, out)
 

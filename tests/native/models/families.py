@@ -54,7 +54,21 @@ LONGROPE = {
 }
 _GPT2 = {"n_embd": 48, "n_layer": 2, "n_head": 3, "n_positions": 256, "vocab_size": 131}
 _NONE = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+# as in Phi-4-mini: the first 12 of 16 elements of a head are rotated
+PARTIAL = {
+    "partial_rotary_factor": 0.75,
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+    "long_factor": [1.0, 1.5, 2.0, 4.0, 6.0, 12.0],
+}
 _GEMMA = {"query_pre_attn_scalar": 20, "sliding_window": 9}
+MULTIPLIERS = {
+    "embedding_multiplier": 2.3,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 3.0,
+}
 _PHI3 = {"num_attention_heads": 3, "num_key_value_heads": 1}
 _CLASSES = {
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
@@ -64,6 +78,9 @@ _CLASSES = {
     "gemma2": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM),
     "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
     "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
+    "smollm3": (transformers.SmolLM3Config, transformers.SmolLM3ForCausalLM),
+    "olmo2": (transformers.Olmo2Config, transformers.Olmo2ForCausalLM),
+    "granite": (transformers.GraniteConfig, transformers.GraniteForCausalLM),
     "gpt2": (transformers.GPT2Config, transformers.GPT2LMHeadModel),
 }
 
@@ -131,6 +148,19 @@ CASES = [
         "phi3",
         {**_PHI3, "rope_parameters": LONGROPE, "original_max_position_embeddings": 24},
     ),
+    Case(
+        "phi3-partial",
+        "phi3",
+        {
+            **_PHI3,
+            "rope_parameters": PARTIAL,
+            "original_max_position_embeddings": 24,
+            "tie_word_embeddings": True,
+        },
+    ),
+    Case("smollm3", "smollm3", {"num_hidden_layers": 3, "no_rope_layer_interval": 2}),
+    Case("olmo2", "olmo2", {}),
+    Case("granite", "granite", MULTIPLIERS),
     Case("gpt2", "gpt2", {}),
     Case("gpt2-relu", "gpt2", {"activation_function": "relu"}),
 ]

@@ -11,9 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from native.models.families import Case, ids_of, our_logits, their_logits
+from native.models.families import MULTIPLIERS, Case, ids_of, our_logits, their_logits
 from tilewise import models
 
+FAMILIES = (
+    *("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "smollm3", "olmo2", "granite"),
+    "gpt2",
+)
 ROPES: list[dict[str, Any] | None] = [
     None,
     {"rope_type": "linear", "factor": 2.5},
@@ -49,7 +53,7 @@ ROPES: list[dict[str, Any] | None] = [
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     """Any family with its possible sizes, head groups, windows, RoPE and biases."""
-    family = draw(st.sampled_from(["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "gpt2"]))
+    family = draw(st.sampled_from(FAMILIES))
     layers = draw(st.integers(1, 3))
     tied = draw(st.booleans())
     vocab = draw(st.integers(33, 150))
@@ -80,7 +84,7 @@ def cases(draw: st.DrawFn) -> Case:
         "rms_norm_eps": draw(st.sampled_from([1e-6, 1e-5, 1e-3])),
     }
     scaling, theta = draw(st.sampled_from(ROPES)), draw(st.sampled_from([100.0, 10000.0, 1e6]))
-    if family in ("llama", "mistral", "qwen2", "qwen3", "gemma2"):
+    if family not in ("gemma3", "phi3"):
         if scaling is not None and scaling["rope_type"] == "dynamic":
             changes["max_position_embeddings"] = draw(st.sampled_from([16, 64]))
         changes["rope_parameters"] = {**(scaling or {"rope_type": "default"}), "rope_theta": theta}
@@ -93,8 +97,21 @@ def cases(draw: st.DrawFn) -> Case:
     if family in ("gemma2", "gemma3"):
         changes |= {"sliding_window": window, "query_pre_attn_scalar": draw(st.integers(1, 60))}
         changes["hidden_activation"] = draw(st.sampled_from(["gelu_pytorch_tanh", "gelu", "silu"]))
-    if family in ("llama", "qwen3"):
+    if family in ("llama", "qwen3", "smollm3", "olmo2", "granite"):
         changes["attention_bias"] = draw(st.booleans())
+    if family in ("smollm3", "granite"):
+        changes["mlp_bias"] = draw(st.booleans())
+    if family == "phi3":
+        rotated = 2 * draw(st.integers(1, head_dim // 2))
+        share = min(1.0, (rotated + 0.5) / head_dim)
+        changes["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
+        changes["rope_parameters"]["partial_rotary_factor"] = share
+    if family == "smollm3":
+        flags = draw(st.none() | st.lists(st.integers(0, 1), min_size=layers, max_size=layers))
+        changes |= {"no_rope_layers": flags, "no_rope_layer_interval": draw(st.integers(1, 4))}
+        changes |= {"use_sliding_window": draw(st.booleans()), "sliding_window": window}
+    if family == "granite":
+        changes |= {name: draw(st.floats(0.1, 4)) for name in MULTIPLIERS}
     return Case("drawn", family, changes)
 
 

@@ -17,14 +17,14 @@ BATCH, SEQ, WIDTH, CLASSES, HEAD = 3, 7, 20, 37, 4
 T = BATCH * SEQ
 
 
-def rotate(x, seq):
-    """RoPE in PyTorch with paired halves."""
-    table = torch.tensor(rope_table(Rope(10000.0, seq), HEAD, seq, seq))
-    cos, sin = table[:, : HEAD // 2], table[:, HEAD // 2 :]
+def rotate(x, seq, rotated=HEAD):
+    """RoPE in PyTorch with paired halves of the first elements of every head."""
+    table = torch.tensor(rope_table(Rope(10000.0, seq, rotary_dim=rotated), HEAD, seq, seq))
+    half = rotated // 2
     heads = x.view(BATCH, seq, -1, HEAD)
-    a, b = heads[..., : HEAD // 2], heads[..., HEAD // 2 :]
-    c, s = cos[None, :, None], sin[None, :, None]
-    return torch.cat([a * c - b * s, b * c + a * s], dim=-1).view(x.shape), table.numpy()
+    a, b, rest = heads.split([half, half, HEAD - rotated], dim=-1)
+    c, s = table[None, :, None, :half], table[None, :, None, half:]
+    return torch.cat([a * c - b * s, b * c + a * s, rest], dim=-1).view(x.shape), table.numpy()
 
 
 def norm_of_heads(x, gamma):
@@ -32,11 +32,11 @@ def norm_of_heads(x, gamma):
     return (heads * (heads.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * gamma).flatten(-2)
 
 
-def build_rope(g, a, b):
+def build_rope(g, a, b, rotated=HEAD):
     positions = g.constant(
         np.tile(np.arange(SEQ, dtype=np.int32), (BATCH, 1)), name="positions", storage="scalars"
     )
-    _, table = rotate(torch.zeros(BATCH, SEQ, WIDTH), SEQ)
+    _, table = rotate(torch.zeros(BATCH, SEQ, WIDTH), SEQ, rotated)
     return g.rope(a, positions, g.constant(table, name="table"), head_dim=HEAD)
 
 
@@ -138,6 +138,7 @@ OPS = {
         lambda a, b: a * b + torch.nn.functional.silu(a),
     ),
     "rope": (build_rope, lambda a, b: rotate(a, SEQ)[0]),
+    "rope of a part": (lambda g, a, b: build_rope(g, a, b, 2), lambda a, b: rotate(a, SEQ, 2)[0]),
 }
 
 

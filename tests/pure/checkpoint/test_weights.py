@@ -143,23 +143,6 @@ def test_other_formats_are_named(tmp_path, content, words):
             open_weights(tmp_path / name)
 
 
-def test_gguf_is_rejected_with_conversion_advice(tmp_path):
-    """As weights or as a model, under any name; safetensors in the same directory take precedence."""
-    for name in ("m.gguf", "sha256-1234", "model.safetensors"):
-        (tmp_path / name).write_bytes(b"GGUF" + b"\3" * 60)
-        for call in (open_weights, models.open, find_model):
-            with pytest.raises(ConfigError, match=rf"GGUF files are not loaded.*{name}'; .*gguf_file=f"):
-                call(tmp_path / name)
-    (tmp_path / "model.safetensors").unlink()
-    for call in (open_weights, models.open, find_model):
-        with pytest.raises(ConfigError, match=r"GGUF files are not loaded.*m\.gguf"):
-            call(tmp_path)
-    write_weights(tmp_path, _tensors().items())
-    assert set(open_weights(tmp_path)) == set(_tensors())
-    with pytest.raises(ConfigError, match=r"must hold config\.json"):
-        models.open(tmp_path)
-
-
 def test_single_file_is_not_a_model(tmp_path):
     """The message says what to pass instead."""
     for name in ("config.json", "model.safetensors", "notes.txt"):

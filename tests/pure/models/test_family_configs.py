@@ -34,6 +34,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "_sliding_window_pattern": 2,
     },
     "phi3": {**SIZES, "rope_scaling": LONG, "original_max_position_embeddings": 16},
+    "smollm3": {**SIZES, "no_rope_layers": [1, 0, 1, 1, 0], "use_sliding_window": True, "sliding_window": 9},
+    "olmo2": {**SIZES, "attention_bias": True},
+    "granite": {**SIZES, "embedding_multiplier": 12, "attention_multiplier": 0.1, "logits_scaling": 8.0},
     "gpt2": {**GPT2, "n_inner": None, "n_ctx": 64},
     "bert": {**SIZES, "position_embedding_type": "absolute", "hidden_dropout_prob": 0.1},
 }
@@ -235,11 +238,40 @@ UNSUPPORTED: dict[str, list[tuple[dict[str, Any], str]]] = {  # changes of a fam
         ({"rope_scaling": {**LONG, "long_factor": [1.0]}}, "long_factor must be a list of 4"),
         ({"rope_scaling": {**LONG, "short_factor": [1.0] * 3 + ["x"]}}, "short_factor"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "absent or longrope"),
-        ({"partial_rotary_factor": 0.75}, "partial_rotary_factor"),
+        ({"partial_rotary_factor": 0.5}, "short_factor must be a list of 2"),
+        ({"partial_rotary_factor": 0.1, "rope_scaling": None}, "partial_rotary_factor must rotate an even"),
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor must lie in"),
+        ({"partial_rotary_factor": "1"}, "partial_rotary_factor"),
+        (
+            {"partial_rotary_factor": 0.5, "rope_scaling": {**LONG, "partial_rotary_factor": 1.0}},
+            "partial_rotary_factor must equal",
+        ),
+        ({"full_attn_mod": 2}, "full_attn_mod must be 1"),
+        ({"lm_head_bias": True}, "lm_head_bias must be False"),
         (
             {"rope_scaling": {**LONG, "original_max_position_embeddings": 7}},
             "original_max_position_embeddings must equal",
         ),
+    ],
+    "smollm3": [
+        ({"no_rope_layers": [1, 0]}, "no_rope_layers must name at least 4 layers"),
+        ({"no_rope_layers": [1, 0, 2, 1]}, "no_rope_layers must have values of 0 or 1"),
+        ({"no_rope_layer_interval": 0}, "no_rope_layer_interval"),
+        ({"sliding_window": 0}, "sliding_window"),
+        ({"use_sliding_window": False, "layer_types": ["sliding_attention"] * 4}, "sliding_window must be set"),
+        ({"layer_types": ["full_attention"] * 5}, "layer_types must name 4 layers"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1"),
+    ],
+    "olmo2": [
+        ({"clip_qkv": 8.0}, "clip_qkv must be a field"),
+        ({"attention_bias": "yes"}, "attention_bias"),
+    ],
+    "granite": [
+        ({"logits_scaling": 0.0}, "logits_scaling must lie in"),
+        ({"residual_multiplier": -0.5}, "residual_multiplier must lie in"),
+        ({"embedding_multiplier": 1e30}, "embedding_multiplier must lie in"),
+        ({"attention_multiplier": "x"}, "attention_multiplier"),
+        ({"num_local_experts": 40}, "num_local_experts must be a field"),
     ],
     "gpt2": [
         ({"n_embd": 30}, "n_embd must divide by n_head"),
@@ -297,7 +329,7 @@ def test_unsupported_fields_are_rejected_by_name(family, changes, words):
         {"model_type": "mamba"},
         {"architectures": "LlamaForCausalLM"},
         {"architectures": ["LlamaForCausalLM", "X"]},
-        {"model_type": "gemma3", "text_config": {}},
+        {"model_type": "gemma3", "architectures": ["Gemma3ForSequenceClassification"], "text_config": {}},
     ],
     ids=str,
 )
@@ -348,6 +380,20 @@ def test_kinds_of_layers():
     assert [kind.window for kind in qwen] == [None, None, 9, 9]
     assert [kind.window for kind in gemma2] == [4096, None, 4096, None]
     assert [(kind.window, kind.rope) for kind in gemma3] == [(4096, 1), (None, 0), (4096, 1), (None, 0)]
+    layers = read("smollm3").decoder.layers
+    assert [(kind.window, kind.rope) for kind in layers] == [(None, 0), (9, None), (None, 0), (None, 0)]
+    every = read("smollm3", no_rope_layers=None, no_rope_layer_interval=2, use_sliding_window=False)
+    assert [kind.rope for kind in every.decoder.layers] == [0, None, 0, None]
+
+
+def test_both_spellings_of_a_partial_rotation():
+    """Next to the scaling, or in `rope_parameters`; with and without a scaling."""
+    for scaling in ({"rope_type": "default"}, {**LONG, "short_factor": [1.0] * 3, "long_factor": [2.0] * 3}):
+        nested = {**scaling, "rope_theta": 1e4, "partial_rotary_factor": 0.8}
+        config = read("phi3", rope_scaling=None, rope_parameters=nested)
+        above = None if scaling["rope_type" if "rope_type" in scaling else "type"] == "default" else scaling
+        assert config == read("phi3", rope_scaling=above, partial_rotary_factor=0.8)
+        assert config.rope().rotary_dim == 6
 
 
 def test_scaled_gemma_multiplies_its_context_once():
@@ -356,6 +402,41 @@ def test_scaled_gemma_multiplies_its_context_once():
     for family, times in (("gemma3_text", 1), ("llama", 8)):
         config = read(family, rope_scaling=scaling, max_position_embeddings=64)
         assert models.max_context(config) == 64 * times
+
+
+def test_text_part_of_models_with_images():
+    """Token ids of the whole model take precedence; other fields must agree; fields of images are
+    not read.
+    """
+    text = {**FAMILIES["gemma3_text"], "eos_token_id": 5, "rms_norm_eps": 1e-5, "model_type": "gemma3_text"}
+    whole = {
+        "model_type": "gemma3",
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "text_config": text,
+        "vision_config": {"hidden_size": 7},
+        "image_token_index": 262144,
+        "initializer_range": 0.5,
+    }
+
+    def read_whole(**changes):
+        return models.config_from_dict({k: v for k, v in {**whole, **changes}.items() if v != "absent"})
+
+    alone = models.config_from_dict(text)
+    assert read_whole() == read_whole(architectures=None) == read_whole(model_type="absent") == alone
+    assert read_whole(eos_token_id=[1, 6]).eos_token_ids == (1, 6)
+    assert read_whole(eos_token_id=None, rms_norm_eps=1e-5, dtype="bfloat16").eos_token_ids == (5,)
+    for changes, words in (
+        ({"rms_norm_eps": 0.5}, "rms_norm_eps must equal text_config.rms_norm_eps"),
+        ({"text_config": None}, "text_config must have the fields of the text model"),
+        ({"text_config": {}}, "hidden_size"),
+        ({"text_config": {**text, "final_logit_softcapping": 30.0}}, "final_logit_softcapping must be null"),
+        ({"text_config": {**text, "tie_word_embeddings": False}}, "tie_word_embeddings must equal"),
+        ({"text_config": {**text, "model_type": "llama"}}, "text_config.model_type must be gemma3_text"),
+        ({"num_experts": 8}, "num_experts must be a field"),
+        ({"architectures": ["Gemma3ForSequenceClassification"]}, "model_type must be one of .*gemma3_text"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            read_whole(**changes)
 
 
 STRANGE = [0, -1, 1, True, 1.5, None, "x", 1 << 63, float("nan"), [1], (), b"x", {}, {"a": 1}]

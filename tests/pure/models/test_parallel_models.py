@@ -25,7 +25,10 @@ GIVEN = {
     "qwen3": {**SIZES, "head_dim": 16},
     "gemma2": {**SIZES, "attn_logit_softcapping": 50.0, "sliding_window": 6},
     "gemma3_text": {**SIZES, "sliding_window_pattern": 2, "sliding_window": 6},
-    "phi3": SIZES,
+    "phi3": {**SIZES, "partial_rotary_factor": 0.5},
+    "smollm3": {**SIZES, "num_key_value_heads": 2, "no_rope_layer_interval": 2},
+    "olmo2": SIZES,
+    "granite": {**SIZES, "residual_multiplier": 0.22, "logits_scaling": 8.0},
     "gpt2": {"vocab_size": 96, "n_embd": 32, "n_layer": 5, "n_head": 2, "n_inner": None},
     "bert": {**SIZES, "type_vocab_size": 2},
 }

@@ -147,3 +147,12 @@ def test_tools_that_a_template_ignores_are_a_warning(tmp_path, caplog):
     run = open_run(None, "m", rendered, rendered.ids, SamplingParams(), OutputFormat("hermes"))
     take(run, Delta(0, 0, 7, "no", "stop"))
     assert whole_chat(run, body)["warnings"] == list(rendered.warnings)
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_image", "input_audio", "file"])
+def test_other_parts_than_text_are_rejected_in_a_sentence(tmp_path, kind):
+    """Also for models whose files can read images; text parts are joined."""
+    text = {"type": "text", "text": "what is this?"}
+    assert "what is this?" in _text(tmp_path, PLAIN, {"role": "user", "content": [text]}).text
+    with pytest.raises(ConfigError, match=r"content\.1\.type must be text; images, audio and files are not"):
+        _text(tmp_path, PLAIN, {"role": "user", "content": [text, {"type": kind, kind: {"url": "x"}}]})

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,7 @@ from tilewise.files.reading import Unreadable
 __all__ = ["FAMILIES", "Family", "family_of"]
 
 _LAYER = re.compile(r"blk\.([0-9]+)\.([a-z_]+)\.(weight|bias)")
-_TOP = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
+_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _IN_LAYER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -43,11 +40,42 @@ _IN_LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_OF_PHI3 = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+_OF_PHI3 = {**_IN_LAYER, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _OF_GEMMA = {
+    **_IN_LAYER,
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
+}
+_OF_GPT2 = {
+    "attn_norm": "ln_1",
+    "attn_qkv": "attn.c_attn",
+    "attn_output": "attn.c_proj",
+    "ffn_norm": "ln_2",
+    "ffn_up": "mlp.c_fc",
+    "ffn_down": "mlp.c_proj",
+}
+_TOP_OF_GPT2 = {
+    "token_embd": "transformer.wte",
+    "position_embd": "transformer.wpe",
+    "output_norm": "transformer.ln_f",
+    "output": "lm_head",
+}
+_OF_BERT = {
+    "attn_q": "attention.self.query",
+    "attn_k": "attention.self.key",
+    "attn_v": "attention.self.value",
+    "attn_output": "attention.output.dense",
+    "attn_output_norm": "attention.output.LayerNorm",
+    "ffn_up": "intermediate.dense",
+    "ffn_down": "output.dense",
+    "layer_output_norm": "output.LayerNorm",
+}
+_TOP_OF_BERT = {
+    "token_embd": "bert.embeddings.word_embeddings",
+    "position_embd": "bert.embeddings.position_embeddings",
+    "token_types": "bert.embeddings.token_type_embeddings",
+    "token_embd_norm": "bert.embeddings.LayerNorm",
 }
 FREQUENCIES = "rope_freqs.weight"
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
@@ -62,6 +90,7 @@ _NEUTRAL = {
     "embedding_scale": 0,
     "use_parallel_residual": False,
 }
+_ENCODES = ("attention.causal", "bert")
 _MOST_FACTORS = 1 << 10
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 _HALF_PRECISION = 1e-5  # relative error of factors that were computed in fp32
@@ -81,6 +110,17 @@ class Source:
     shapes: Mapping[str, tuple[int, ...]]
     vector: Callable[[str], NDArray[Any] | None]
 
+    def rows(self, name: str) -> int:
+        """Number of rows of a matrix.
+
+        Raises:
+            Unreadable: there is no such matrix.
+        """
+        shape = self.shapes.get(name, ())
+        if len(shape) != 2:
+            raise Unreadable(f"it has no matrix {name}")
+        return shape[0]
+
 
 @dataclass(frozen=True)
 class Family:
@@ -89,18 +129,24 @@ class Family:
     Attributes:
         model_type: of config.json.
         architecture: the class that config.json names.
-        more: the fields of config.json that only this family has.
+        describe: the other fields of config.json.
+        layers: what precedes the number of a layer in the family's names.
         names: what follows `blk.N.` in names of tensors, with the family's name of it.
+        top: the names of tensors outside of layers, with the family's names.
         is_permuted: whether rows of queries and keys are in llama.cpp's order: element i of the first
             half of a head is followed by element i of the second half.
+        is_transposed: whether the family's files have matrices of layers with input features as rows.
         norm_offset: what the converter added to weights of norms.
     """
 
     model_type: str
     architecture: str
-    more: Callable[[Source, dict[str, Any]], dict[str, Any]]
-    names: Mapping[str, str] = field(default_factory=dict)
+    describe: Callable[[Source], dict[str, Any]]
+    names: Mapping[str, str] = field(default_factory=lambda: _IN_LAYER)
+    top: Mapping[str, str] = field(default_factory=lambda: _TOP)
+    layers: str = "model.layers"
     is_permuted: bool = False
+    is_transposed: bool = False
     norm_offset: float = 0.0
 
     def config(self, source: Source) -> dict[str, Any]:
@@ -109,51 +155,21 @@ class Family:
         Raises:
             Unreadable: a key is missing or invalid, or asks for something that is not supported.
         """
-        values = source.values
         for key, neutral in _NEUTRAL.items():
-            value = values.get(key)
+            value = source.values.get(key)
             is_neutral = isinstance(value, bool | int | float) and value == neutral
-            if value is not None and not is_neutral:
-                raise Unreadable(f"{values.prefix}{key} = {shown(value, 40)} is not supported")
-        embedding = source.shapes.get("token_embd.weight", ())
-        if len(embedding) != 2:
-            raise Unreadable("it has no matrix token_embd.weight")
-        hidden, heads = values.integer("embedding_length"), values.integer("attention.head_count")
-        head_dim = self._head_dim(values, hidden, heads)
-        if values.integer("attention.value_length", head_dim) != head_dim:
-            raise Unreadable(f"{values.prefix}attention.value_length must equal attention.key_length")
-        config = {
-            "architectures": [self.architecture],
-            "model_type": self.model_type,
-            "vocab_size": embedding[0],
-            "hidden_size": hidden,
-            "intermediate_size": values.integer("feed_forward_length"),
-            "num_hidden_layers": values.integer("block_count"),
-            "num_attention_heads": heads,
-            "num_key_value_heads": values.integer("attention.head_count_kv", heads),
-            "head_dim": head_dim,
-            "max_position_embeddings": values.integer("context_length"),
-            "rms_norm_eps": values.number("attention.layer_norm_rms_epsilon"),
-            "rope_theta": values.number("rope.freq_base", 10000.0),
-            "tie_word_embeddings": "output.weight" not in source.shapes,
-        }
-        rotated = values.integer("rope.dimension_count", head_dim)
-        if rotated != head_dim and head_dim:
-            config["partial_rotary_factor"] = rotated / head_dim
-        return {**config, **self.more(source, config)}
-
-    def _head_dim(self, values: Metadata, hidden: int, heads: int) -> int:
-        if values.get("attention.key_length") is not None:
-            return values.integer("attention.key_length")
-        return hidden // heads if heads > 0 else 0
+            if value is not None and not is_neutral and (key, self.model_type) != _ENCODES:
+                raise Unreadable(f"{source.values.prefix}{key} = {shown(value, 40)} is not supported")
+        config = {"architectures": [self.architecture], "model_type": self.model_type}
+        return {**config, "vocab_size": source.rows("token_embd.weight"), **self.describe(source)}
 
     def name(self, stored: str) -> str:
         """The family's name of a tensor; the file's own name if the family has no such tensor."""
         match = _LAYER.fullmatch(stored)
-        inner = {**_IN_LAYER, **self.names}.get(match[2]) if match else None
-        if match is None or inner is None:
-            return _TOP.get(stored, stored)
-        return f"model.layers.{match[1]}.{inner}.{match[3]}"
+        if match is not None and match[2] in self.names:
+            return f"{self.layers}.{match[1]}.{self.names[match[2]]}.{match[3]}"
+        base, _, kind = stored.rpartition(".")
+        return f"{self.top[base]}.{kind}" if base in self.top and kind in ("weight", "bias") else stored
 
     def heads_of_rows(self, stored: str, config: Mapping[str, Any]) -> int:
         """Number of heads whose rows are reordered in a tensor; 0 if the rows are in the family's order."""
@@ -164,6 +180,10 @@ class Family:
     def offset(self, stored: str) -> float:
         """What was added to a tensor."""
         return self.norm_offset if stored.endswith("norm.weight") else 0.0
+
+    def is_turned(self, stored: str, num_dims: int) -> bool:
+        """Whether the family's files have the transpose of a tensor."""
+        return self.is_transposed and num_dims == 2 and _LAYER.fullmatch(stored) is not None
 
 
 def family_of(architecture: str) -> Family:
@@ -178,6 +198,31 @@ def family_of(architecture: str) -> Family:
             "supported"
         )
     return FAMILIES[architecture]
+
+
+def _decoder(more: Callable[[Source, dict[str, Any]], dict[str, Any]], source: Source) -> dict[str, Any]:
+    """The fields that all decoders with rotary positions have, and the `more` of a family."""
+    values = source.values
+    hidden, heads = values.integer("embedding_length"), values.integer("attention.head_count")
+    head_dim = values.integer("attention.key_length", hidden // heads if heads > 0 else 0)
+    if values.integer("attention.value_length", head_dim) != head_dim:
+        raise Unreadable(f"{values.prefix}attention.value_length must equal attention.key_length")
+    config = {
+        "hidden_size": hidden,
+        "intermediate_size": values.integer("feed_forward_length"),
+        "num_hidden_layers": values.integer("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": values.integer("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": values.integer("context_length"),
+        "rms_norm_eps": values.number("attention.layer_norm_rms_epsilon"),
+        "rope_theta": values.number("rope.freq_base", 10000.0),
+        "tie_word_embeddings": "output.weight" not in source.shapes,
+    }
+    rotated = values.integer("rope.dimension_count", head_dim)
+    if rotated != head_dim and head_dim:
+        config["partial_rotary_factor"] = rotated / head_dim
+    return {**config, **more(source, config)}
 
 
 def _llama(source: Source, config: dict[str, Any]) -> dict[str, Any]:
@@ -195,6 +240,34 @@ def _qwen2(source: Source, config: dict[str, Any]) -> dict[str, Any]:
 def _qwen3(source: Source, config: dict[str, Any]) -> dict[str, Any]:
     has_bias = "blk.0.attn_q.bias" in source.shapes
     return {"attention_bias": has_bias, "rope_scaling": _scaling(source.values)}
+
+
+def _gpt2(source: Source) -> dict[str, Any]:
+    values = source.values
+    return {
+        "n_embd": values.integer("embedding_length"),
+        "n_inner": values.integer("feed_forward_length"),
+        "n_layer": values.integer("block_count"),
+        "n_head": values.integer("attention.head_count"),
+        "n_positions": values.integer("context_length"),
+        "layer_norm_epsilon": values.number("attention.layer_norm_epsilon"),
+        "activation_function": "gelu_new",
+        "tie_word_embeddings": "output.weight" not in source.shapes,
+    }
+
+
+def _bert(source: Source) -> dict[str, Any]:
+    values = source.values
+    return {
+        "hidden_size": values.integer("embedding_length"),
+        "intermediate_size": values.integer("feed_forward_length"),
+        "num_hidden_layers": values.integer("block_count"),
+        "num_attention_heads": values.integer("attention.head_count"),
+        "max_position_embeddings": source.rows("position_embd.weight"),
+        "type_vocab_size": source.rows("token_types.weight"),
+        "layer_norm_eps": values.number("attention.layer_norm_epsilon"),
+        "hidden_act": "gelu",
+    }
 
 
 def _phi3(source: Source, config: dict[str, Any]) -> dict[str, Any]:
@@ -311,11 +384,17 @@ def _decimals(numbers: NDArray[Any]) -> list[float]:
 
 
 FAMILIES: Mapping[str, Family] = {
-    "llama": Family("llama", "LlamaForCausalLM", _llama, is_permuted=True),
-    "qwen2": Family("qwen2", "Qwen2ForCausalLM", _qwen2),
-    "qwen3": Family("qwen3", "Qwen3ForCausalLM", _qwen3),
-    "phi3": Family("phi3", "Phi3ForCausalLM", _phi3, _OF_PHI3),
-    "gemma2": Family("gemma2", "Gemma2ForCausalLM", _gemma2, _OF_GEMMA, norm_offset=1.0),
-    "gemma3": Family("gemma3_text", "Gemma3ForCausalLM", _gemma3, _OF_GEMMA, norm_offset=1.0),
+    "llama": Family("llama", "LlamaForCausalLM", partial(_decoder, _llama), is_permuted=True),
+    "qwen2": Family("qwen2", "Qwen2ForCausalLM", partial(_decoder, _qwen2)),
+    "qwen3": Family("qwen3", "Qwen3ForCausalLM", partial(_decoder, _qwen3)),
+    "phi3": Family("phi3", "Phi3ForCausalLM", partial(_decoder, _phi3), _OF_PHI3),
+    "gemma2": Family("gemma2", "Gemma2ForCausalLM", partial(_decoder, _gemma2), _OF_GEMMA, norm_offset=1.0),
+    "gemma3": Family(
+        "gemma3_text", "Gemma3ForCausalLM", partial(_decoder, _gemma3), _OF_GEMMA, norm_offset=1.0
+    ),
+    "gpt2": Family(
+        "gpt2", "GPT2LMHeadModel", _gpt2, _OF_GPT2, _TOP_OF_GPT2, "transformer.h", is_transposed=True
+    ),
+    "bert": Family("bert", "BertModel", _bert, _OF_BERT, _TOP_OF_BERT, "bert.encoder.layer"),
 }
 """By `general.architecture`. Mistral's files name the architecture llama."""

@@ -10,7 +10,7 @@ most 2**-24.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Set
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,22 +33,20 @@ from tilewise.checkpoint.gguf.tokenizer import (
 )
 from tilewise.checkpoint.quantised import QuantisedTensor
 from tilewise.checkpoint.stored import Stored
-from tilewise.checkpoint.tensors import FileTensor, PartedTensor, TensorPart
+from tilewise.checkpoint.tensors import FileTensor, PartedTensor, TensorPart, read_array
 from tilewise.core import CheckpointError
 from tilewise.core.validation import shown
 from tilewise.files.reading import Unreadable
 from tilewise.formats import WeightFormat
+from tilewise.settings import Sampling, settings_of
 
 __all__ = ["GgufModel", "gguf_model"]
 
 _MAX_VECTOR = 1 << 16
-_SETTINGS = {  # recommended settings of generation, by their names in files
-    "temp": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "penalty_repeat": "repetition_penalty",
-}
+_MAX_HEADS = 1 << 10
+_POOLINGS = {1: "pooling_mode_mean_tokens", 2: "pooling_mode_cls_token", 3: "pooling_mode_lasttoken"}
+# Recommended settings of generation whose names in files are not ours.
+_OTHER_NAMES = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
 
 
 def gguf_model(path: Path) -> GgufModel | None:
@@ -77,17 +75,16 @@ class GgufModel:
     def __init__(self, files: GgufFiles) -> None:
         self.files = files
         self.metadata = Metadata(files.values)
-        self._contents: Mapping[str, Callable[[], Mapping[str, Any]]] = {
+        self._contents: dict[str, Callable[[], Any]] = {
             "config.json": self.config,
             "generation_config.json": self._generation,
         }
         try:
+            if self.metadata.integer(f"{self.architecture}.pooling_type", 0):
+                self._contents |= {"modules.json": _modules, "1_Pooling/config.json": self._pooling}
             if has_tokenizer(self.metadata):
-                self._contents = {
-                    **self._contents,
-                    "tokenizer.json": self._tokenizer,
-                    "tokenizer_config.json": partial(tokenizer_config, self.metadata),
-                }
+                self._contents["tokenizer.json"] = self._tokenizer
+                self._contents["tokenizer_config.json"] = partial(tokenizer_config, self.metadata)
         except Unreadable as error:
             raise self._unreadable(error) from None
 
@@ -146,9 +143,10 @@ class GgufModel:
         if has_tokenizer(self.metadata):
             settings = self._token_ids(1 << 31)
         own = self.metadata.within("general.sampling")
-        for key, name in _SETTINGS.items():
-            if own.get(key) is not None:
-                settings[name] = own.integer(key) if name == "top_k" else own.number(key)
+        for name, declared in settings_of(Sampling).items():
+            key = _OTHER_NAMES.get(name, name)
+            if declared.kind in (int, float) and own.get(key) is not None:
+                settings[name] = own.integer(key) if declared.kind is int else own.number(key)
         if settings.get("temperature", 0) > 0:
             settings["do_sample"] = True
         return settings
@@ -158,6 +156,11 @@ class GgufModel:
         bos, ends = self.metadata.within("tokenizer.ggml").token("bos_token_id"), end_tokens(self.metadata)
         ids: dict[str, Any] = {} if bos is None or not 0 <= bos < vocab_size else {"bos_token_id": bos}
         return ids | ({"eos_token_id": ends if len(ends) > 1 else ends[0]} if ends else {})
+
+    def _pooling(self) -> dict[str, bool]:
+        """The settings of the module of pooling."""
+        kind = self.metadata.integer(f"{self.architecture}.pooling_type")
+        return {_POOLINGS.get(kind, "pooling_mode_max_tokens"): True}
 
     def _tokenizer(self) -> dict[str, Any]:
         return tokenizer_file(self.metadata, self.architecture)
@@ -189,7 +192,8 @@ class GgufModel:
                 if name in weights:
                     raise Unreadable(f"two tensors are {shown(name)}")
                 heads = family.heads_of_rows(stored, config)
-                weights[name] = _original(stored, tensor, heads, family.offset(stored))
+                original = _original(stored, tensor, heads, family.offset(stored))
+                weights[name] = _turned(original) if family.is_turned(stored, tensor.ndim) else original
             return weights
         except Unreadable as error:
             raise self._unreadable(error) from None
@@ -199,6 +203,15 @@ class GgufModel:
             f"[checkpoint.gguf] the metadata of a GGUF file must describe a supported model; got {str(self.path)!r}: "
             f"{error}; choose another file, or the model's safetensors"
         )
+
+
+def _modules() -> list[dict[str, Any]]:
+    """modules.json of an encoder of sentences. llama.cpp scales vectors to length one."""
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    return [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(kinds.items())
+    ]
 
 
 def _dtype(kinds: Set[np.dtype[Any] | WeightFormat]) -> str:
@@ -212,7 +225,7 @@ def _original(stored: str, tensor: FileTensor | QuantisedTensor, heads: int, off
     """A tensor as it was before conversion."""
     if heads:
         rows = tensor.shape[0] if tensor.ndim else 0
-        if rows == 0 or rows % (2 * heads):
+        if rows == 0 or not 0 < heads <= _MAX_HEADS or rows % (2 * heads):
             raise Unreadable(
                 f"tensor {shown(stored)} must have rows of {heads} heads; got {list(tensor.shape)}"
             )
@@ -222,8 +235,16 @@ def _original(stored: str, tensor: FileTensor | QuantisedTensor, heads: int, off
     if offset and tensor.ndim == 1:
         if tensor.shape[0] > 1 << 20 or tensor.dtype not in (np.float32, ml_dtypes.bfloat16, np.float16):
             raise Unreadable(f"tensor {shown(stored)} must be a vector of numbers; got {list(tensor.shape)}")
-        return np.asarray(np.asarray(tensor, np.float32) - np.float32(offset))
+        with np.errstate(invalid="ignore"):  # loading rejects what is not finite
+            return np.asarray(np.asarray(tensor, np.float32) - np.float32(offset))
     return tensor
+
+
+def _turned(tensor: Stored) -> Stored:
+    """The transpose of a matrix. A quantised one is expanded to bf16: its blocks lie along rows."""
+    if isinstance(tensor, FileTensor):
+        return tensor.transpose()
+    return np.asarray(read_array(tensor).T)
 
 
 def _reordered(tensor: QuantisedTensor, head: int) -> QuantisedTensor:

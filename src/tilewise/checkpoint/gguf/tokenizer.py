@@ -47,6 +47,12 @@ _ENDS = frozenset(
     )
 )
 
+
+def _characters(ranges: str) -> str:
+    """The content of a class of characters, from hexadecimal code points and ranges of them."""
+    return "".join("-".join(chr(int(end, 16)) for end in each.split("-")) for each in ranges.split())
+
+
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LLAMA3 = (
@@ -68,15 +74,20 @@ _DEEPSEEK3 = (
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
 _DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", r"\p{N}")
-# All letters with upper and lower case, as this model's tokenizer.json lists them.
-_DEEPSEEK_LETTERS = (
-    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼ"
-    "ιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ"
-    "𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
-)
+# Code points of letters with upper and lower case, as this model's tokenizer.json lists them.
+_DEEPSEEK_LETTERS = """
+41-5a 61-7a b5 c0-d6 d8-f6 f8-1ba 1bc-1bf 1c4-293 295-2af 370-373 376 377 37b-37d 37f 386 388-38a 38c
+38e-3a1 3a3-3f5 3f7-481 48a-52f 531-556 10a0-10c5 13a0-13f5 13f8-13fd 1c90-1cba 1cbd-1cbf 1d00-1d2b
+1d6b-1d77 1d79-1d9a 1e00-1f15 1f18-1f1d 1f20-1f45 1f48-1f4d 1f50-1f57 1f59 1f5b 1f5d 1f5f-1f7d 1f80-1fb4
+1fb6-1fbc 1fbe 1fc2-1fc4 1fc6-1fcc 1fd0-1fd3 1fd6-1fdb 1fe0-1fec 1ff2-1ff4 1ff6-1ffc 2102 2107 210a-2113
+2115 2119-211d 2124 2126 2128 212a-212d 212f-2134 2139 213c-213f 2145-2149 214e 2183 2184 2c00-2c7b
+2c7e-2ce4 2ceb-2cee 2cf2 2cf3 a640-a66d a680-a69b a722-a76f a771-a787 a78b-a78e ab70-abbf fb00-fb06
+fb13-fb17 ff21-ff3a ff41-ff5a 10400-1044f 104b0-104d3 104d8-104fb 10c80-10cb2 10cc0-10cf2 118a0-118df
+1e900-1e943
+"""
 _DEEPSEEK = (
     r"[\r\n]",
-    rf"\s?[{_DEEPSEEK_LETTERS}]+",
+    rf"\s?[{_characters(_DEEPSEEK_LETTERS)}]+",
     "\\s?[!-/:-~！-／：-～‘-‟\u3000-。]+",
     r"\s+$",
     "[一-龥ࠀ-一가-\ud7ff]+",
@@ -359,11 +370,11 @@ def _halves(text: str, vocabulary: Mapping[str, int]) -> list[list[str]]:
     """Every pair of tokens that together are a text, in the order of their ids."""
     if len(text) > _MAX_PIECE:
         return []
-    pairs = [
-        (vocabulary[text[:cut]], vocabulary[text[cut:]], cut)
-        for cut in range(1, len(text))
-        if text[:cut] in vocabulary and text[cut:] in vocabulary
-    ]
+    pairs = []
+    for cut in range(1, len(text)):
+        left = vocabulary.get(text[:cut])
+        if left is not None and (right := vocabulary.get(text[cut:])) is not None:
+            pairs.append((left, right, cut))
     return [[text[:cut], text[cut:]] for _, _, cut in sorted(pairs)]
 
 
@@ -376,7 +387,7 @@ def _word_pieces(own: Metadata, texts: Sequence[str]) -> dict[str, Any]:
         name = text[1:] if is_first else text if special.fullmatch(text) else f"##{text}"
         vocabulary[name] = i
     unknown = own.token("unknown_token_id")
-    known = unknown is not None and 0 <= unknown < len(texts)
+    is_token = unknown is not None and 0 <= unknown < len(texts)
     return {
         "normalizer": {
             "type": "BertNormalizer",
@@ -389,7 +400,7 @@ def _word_pieces(own: Metadata, texts: Sequence[str]) -> dict[str, Any]:
         "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
         "model": {
             "type": "WordPiece",
-            "unk_token": texts[unknown] if unknown is not None and known else "[UNK]",
+            "unk_token": texts[unknown] if unknown is not None and is_token else "[UNK]",
             "continuing_subword_prefix": "##",
             "max_input_chars_per_word": 100,
             "vocab": vocabulary,
@@ -397,6 +408,6 @@ def _word_pieces(own: Metadata, texts: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def as_json(content: Mapping[str, Any]) -> bytes:
+def as_json(content: Any) -> bytes:
     """The bytes of a JSON file."""
     return json.dumps(content, ensure_ascii=False).encode()

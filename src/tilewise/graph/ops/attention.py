@@ -39,7 +39,9 @@ def _heads(spec: TensorSpec, head_dim: int, op: str) -> int:
 
 @register
 class Rope(Op):
-    """Rotary embedding of paired halves. The table has cosines, then sines, of every position."""
+    """Rotary embedding of paired halves. The table has cosines, then sines, of every position: one
+    column per rotated element. The other elements at the end of each head do not change.
+    """
 
     name = "rope"
     whole = "p e"
@@ -51,13 +53,15 @@ class Rope(Op):
     out: int = result(like="x", in_place="x")
 
     def check(self, spec: Specs) -> None:
-        """Heads are whole and consist of pairs."""
+        """Heads are whole, and the rotated elements are pairs."""
         x, table = spec(self.x), spec(self.table)
         _heads(x, self.head_dim, self.name)
-        is_even = self.head_dim % 2 == 0
-        require(is_even, self.name, "head_dim must be even", x, advice="RoPE rotates pairs")
-        fits = table.shape[-1] == self.head_dim
-        require(fits, self.name, "the table must be f32 rows of the head size", x, table)
+        columns = table.shape[-1]
+        is_paired = isinstance(columns, int) and columns % 2 == 0
+        advice = "RoPE rotates pairs"
+        require(is_paired, self.name, "the table must have an even number of columns", table, advice=advice)
+        rule = f"the table must have at most {self.head_dim} columns, the head size"
+        require(isinstance(columns, int) and columns <= self.head_dim, self.name, rule, x, table)
 
     def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
         """The inverse rotation of dy."""

@@ -46,9 +46,11 @@ class Decoder:
         norm: `rms`, or `layer` (LayerNorm with bias).
         norm_eps: of all norms.
         norm_offset: added to the gains of RMS norms (1 for Gemma, whose files have gain - 1).
-        norms_after: there is also a norm after attention and after the MLP, before each is added to
-            the stream.
-        qk_norm: queries and keys are normalized per head before they are rotated.
+        norms_before: there is a norm before attention and before the MLP.
+        norms_after: there is a norm after attention and after the MLP, before each is added to the
+            stream.
+        qk_norm: queries and keys are normalized before they are rotated: `head`, each head; `row`, all
+            heads of a token together; None: not at all.
         qkv_bias: the projections of queries, keys and values have biases.
         out_bias: the output projection of attention has a bias.
         mlp_bias: the projections of the MLP have biases.
@@ -58,6 +60,9 @@ class Decoder:
         attention_softcap: scores become `cap * tanh(score / cap)`; None: no cap.
         logits_softcap: likewise for logits.
         embedding_scale: factor on the embedding.
+        rounds_embedding_scale: this factor is first rounded to the model's dtype (Gemma).
+        residual_scale: factor on the results of attention and MLP before each is added to the stream.
+        logits_scale: factor on the logits.
     """
 
     vocab_size: int
@@ -74,8 +79,9 @@ class Decoder:
     norm: str = "rms"
     norm_eps: float = 1e-5
     norm_offset: float = 0.0
+    norms_before: bool = True
     norms_after: bool = False
-    qk_norm: bool = False
+    qk_norm: str | None = None
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
@@ -85,6 +91,9 @@ class Decoder:
     attention_softcap: float | None = None
     logits_softcap: float | None = None
     embedding_scale: float = 1.0
+    rounds_embedding_scale: bool = False
+    residual_scale: float = 1.0
+    logits_scale: float = 1.0
 
     @property
     def q_size(self) -> int:

@@ -44,6 +44,10 @@ def _norm(graph: GraphBuilder, x: TensorNode, name: str, decoder: Decoder) -> Te
     return rms_norm(graph, x, f"{name}.weight", eps=decoder.norm_eps, offset=decoder.norm_offset)
 
 
+def _attention_input(graph: GraphBuilder, x: TensorNode, decoder: Decoder) -> TensorNode:
+    return _norm(graph, x, "input_layernorm", decoder) if decoder.norms_before else x
+
+
 def _projected(
     graph: GraphBuilder,
     name: str,
@@ -58,10 +62,12 @@ def _projected(
         size, label = decoder.q_size, heads_label(decoder)
     weight = f"self_attn.{name}_proj.weight"
     x = linear(graph, h, weight, size, out_label=label, bias=decoder.qkv_bias)
-    if name != "v" and decoder.qk_norm:
+    if name != "v" and decoder.qk_norm is not None:
         norm = f"self_attn.{name}_norm.weight"
         eps, offset = decoder.norm_eps, decoder.norm_offset
-        x = rms_norm(graph, x, norm, eps=eps, offset=offset, head_dim=decoder.head_dim)
+        # a norm of rows needs all heads: where devices share them, the planner gathers its input
+        head_dim = decoder.head_dim if decoder.qk_norm == "head" else None
+        x = rms_norm(graph, x, norm, eps=eps, offset=offset, head_dim=head_dim)
     if name != "v" and tables:
         x = graph.rope(x, positions, tables[0], head_dim=decoder.head_dim)
     return x
@@ -84,9 +90,10 @@ def _after_attention(
     )
     if decoder.norms_after:
         attended = _norm(graph, attended, "post_attention_layernorm", decoder)
-    x = graph.add(x, attended)
-    before = "pre_feedforward_layernorm" if decoder.norms_after else "post_attention_layernorm"
-    h = _norm(graph, x, before, decoder)
+    x = h = graph.add(x, _scaled(graph, attended, decoder.residual_scale))
+    if decoder.norms_before:
+        before = "pre_feedforward_layernorm" if decoder.norms_after else "post_attention_layernorm"
+        h = _norm(graph, x, before, decoder)
     bias = decoder.mlp_bias
     if decoder.gated:
         gate = linear(graph, h, "mlp.gate_proj.weight", f, out_label=MLP, bias=bias)
@@ -98,7 +105,11 @@ def _after_attention(
     down = linear(graph, inner, "mlp.down_proj.weight", d, in_label=MLP, init_scale=scale, bias=bias)
     if decoder.norms_after:
         down = _norm(graph, down, "post_feedforward_layernorm", decoder)
-    return graph.add(x, down)
+    return graph.add(x, _scaled(graph, down, decoder.residual_scale))
+
+
+def _scaled(graph: GraphBuilder, x: TensorNode, factor: float) -> TensorNode:
+    return x if factor == 1.0 else graph.scale(x, factor)
 
 
 @layer
@@ -111,7 +122,7 @@ def decoder_layer(
     kind: LayerKind,
 ) -> TensorNode:
     """One layer over whole sequences `[B, S, D]`; `tables` is the layer's RoPE table, if it has one."""
-    h = _norm(graph, x_BSD, "input_layernorm", decoder)
+    h = _attention_input(graph, x_BSD, decoder)
     q_BSN, k_BSK, v_BSK = (_projected(graph, name, h, positions, tables, decoder) for name in "qkv")
     attended = graph.scaled_dot_product_attention(
         q_BSN,
@@ -149,7 +160,7 @@ def cached_layer(
     num_blocks: int,
 ) -> TensorNode:
     """One layer over flattened tokens `[T, D]` and a KV cache in blocks."""
-    h_TD = _norm(graph, x_TD, "input_layernorm", decoder)
+    h_TD = _attention_input(graph, x_TD, decoder)
     q_TN = _projected(graph, "q", h_TD, positions, tables, decoder)
     caches = _written_caches(graph, h_TD, positions, slots, tables, decoder, num_blocks)
     attended = _attended(graph, q_TN, caches, positions, sequence, block_table, decoder, kind)
@@ -174,7 +185,7 @@ def last_cached_layer(
     """The last layer: keys and values of all tokens, everything else only for the requested rows
     `[R]`. A row has the same values next to any other rows.
     """
-    h_TD = _norm(graph, x_TD, "input_layernorm", decoder)
+    h_TD = _attention_input(graph, x_TD, decoder)
     q_RN = _projected(graph, "q", graph.gather_rows(h_TD, rows), row_positions, tables, decoder)
     caches = _written_caches(graph, h_TD, positions, slots, tables, decoder, num_blocks)
     attended = _attended(graph, q_RN, caches, row_positions, row_sequence, block_table, decoder, kind)
@@ -232,8 +243,8 @@ def _embed(
     shape = [decoder.vocab_size, decoder.hidden_size]
     weight = graph.parameter(shape, dtype, name="embed_tokens.weight", labels=[VOCAB, None])
     x = graph.embedding(tokens, weight)
-    if decoder.embedding_scale != 1.0:
-        x = graph.scale(x, _rounded(decoder.embedding_scale, dtype))
+    scale = decoder.embedding_scale
+    x = _scaled(graph, x, _rounded(scale, dtype) if decoder.rounds_embedding_scale else scale)
     if decoder.learned_positions:
         rows = [decoder.learned_positions, decoder.hidden_size]
         table = graph.parameter(rows, dtype, name="embed_positions.weight")
@@ -251,6 +262,7 @@ def _head(graph: GraphBuilder, decoder: Decoder, x: TensorNode, embedding: Tenso
         logits = graph.matmul(x, embedding, trans_b=True)
     else:
         logits = linear(graph, x, "lm_head.weight", decoder.vocab_size, out_label=VOCAB)
+    logits = _scaled(graph, logits, decoder.logits_scale)
     return logits if decoder.logits_softcap is None else graph.softcap(logits, decoder.logits_softcap)
 
 

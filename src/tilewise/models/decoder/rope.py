@@ -69,11 +69,13 @@ class Rope:
         theta: base of the wavelengths.
         max_positions: the model's `max_position_embeddings`.
         scaling: None, or the result of `checked_scaling`.
+        rotary_dim: number of elements of a head that are rotated, the first ones; even. None: all.
     """
 
     theta: float
     max_positions: int
     scaling: Mapping[str, Any] | None = None
+    rotary_dim: int | None = None
 
     @property
     def longest_context(self) -> int:
@@ -95,14 +97,14 @@ class Rope:
 
 
 def checked_scaling(
-    scaling: Mapping[str, Any], theta: float, head_dim: int, max_positions: int, family: str
+    scaling: Mapping[str, Any], theta: float, rotary_dim: int, max_positions: int, family: str
 ) -> dict[str, Any]:
     """The fields of a scaling under one spelling, with numbers that its formula can use.
 
     Args:
         scaling: `rope_scaling` of a config.json.
         theta: the base that it changes.
-        head_dim: of the model.
+        rotary_dim: number of elements of a head that are rotated.
         max_positions: the model's `max_position_embeddings`.
         family: `model_type`, for messages.
 
@@ -140,7 +142,7 @@ def checked_scaling(
     for name in values:
         rule = f"must have only {', '.join((*needed, *optional))} if its type is {kind}"
         _validate.require(family, name in needed or name in optional, "rope_scaling", rule, name, "remove it")
-        _check_field(name, values[name], head_dim, family)
+        _check_field(name, values[name], rotary_dim, family)
     if kind == "llama3":
         low, high = values["low_freq_factor"], values["high_freq_factor"]
         place = "rope_scaling.low_freq_factor"
@@ -165,7 +167,7 @@ def _is_unset(name: str, value: object) -> bool:
     return name in _UNSET_AT_ZERO and value == 0 and not isinstance(value, bool)
 
 
-def _check_field(name: str, value: object, head_dim: int, family: str) -> None:
+def _check_field(name: str, value: object, rotary_dim: int, family: str) -> None:
     place = f"rope_scaling.{name}"
     if name == ORIGINAL:
         _validate.integer(family, place, value, 2, 1 << 30)
@@ -174,8 +176,8 @@ def _check_field(name: str, value: object, head_dim: int, family: str) -> None:
             family, isinstance(value, bool), place, "must be true or false", value, "correct it"
         )
     elif name in ("long_factor", "short_factor"):
-        rule = f"must be a list of {head_dim // 2} numbers, one per pair of a head"
-        is_list = isinstance(value, list | tuple) and len(value) == head_dim // 2
+        rule = f"must be a list of {rotary_dim // 2} numbers, one per rotated pair of a head"
+        is_list = isinstance(value, list | tuple) and len(value) == rotary_dim // 2
         _validate.require(family, is_list, place, rule, value, "correct it")
         for number in value if isinstance(value, list | tuple) else ():
             _validate.number(family, place, number, SLOWEST, MAX_F32)
@@ -184,7 +186,8 @@ def _check_field(name: str, value: object, head_dim: int, family: str) -> None:
 
 
 def rope_table(rope: Rope, head_dim: int, num_positions: int, context: int) -> NDArray[np.float32]:
-    """Cosines and sines `[num_positions, head_dim]` fp32: the first half cosines, the second sines.
+    """Cosines and sines `[num_positions, n]` fp32: the first half cosines, the second sines; `n` is
+    `rope.rotary_dim`, or `head_dim` if all elements are rotated.
 
     Args:
         rope: of the layers.
@@ -193,15 +196,15 @@ def rope_table(rope: Rope, head_dim: int, num_positions: int, context: int) -> N
         context: the limit of positions, which `dynamic` and `longrope` choose their frequencies by.
     """
     # fp32 for frequencies, angles and cosines, as in PyTorch, so that texts are equal
-    frequency, factor = _frequencies(rope, head_dim, context)
+    frequency, factor = _frequencies(rope, rope.rotary_dim or head_dim, context)
     angles = np.arange(num_positions, dtype=np.float32)[:, None] * frequency.astype(np.float32)[None, :]
     table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
     return (table * np.float32(factor)).astype(np.float32)
 
 
-def _frequencies(rope: Rope, head_dim: int, context: int) -> tuple[NDArray[np.float64], float]:
+def _frequencies(rope: Rope, rotary_dim: int, context: int) -> tuple[NDArray[np.float64], float]:
     """Angles per position of each pair, and the factor of cosines and sines."""
-    half, scaling = head_dim // 2, rope.scaling or {}
+    half, scaling = rotary_dim // 2, rope.scaling or {}
     exponent = np.arange(half, dtype=np.float64) / half
     plain = rope.theta**-exponent
     kind = scaling.get("rope_type")
@@ -210,7 +213,7 @@ def _frequencies(rope: Rope, head_dim: int, context: int) -> tuple[NDArray[np.fl
     if kind == "dynamic":
         longest, factor = max(context, rope.max_positions), scaling["factor"]
         grown = factor * longest / rope.max_positions - (factor - 1)
-        power = head_dim / (head_dim - 2) if head_dim > 2 else 1.0
+        power = rotary_dim / (rotary_dim - 2) if rotary_dim > 2 else 1.0
         return (rope.theta * grown**power) ** -exponent, 1.0
     if kind == "llama3":
         return _llama3(plain, scaling), 1.0

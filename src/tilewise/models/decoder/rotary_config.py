@@ -99,6 +99,9 @@ class RotaryConfig(ModelConfig):
         )
         advice = "choose an even size (RoPE rotates pairs)"
         _validate.require(family, self.head_dim % 2 == 0, "head_dim", "must be even", self.head_dim, advice)
+        rotary, rule = self.rotary_dim, "must rotate an even number of elements of a head"
+        is_paired = rotary >= 2 and rotary % 2 == 0
+        _validate.require(family, is_paired, "partial_rotary_factor", rule, rotary, advice)
         _validate.choice(family, self.spelled("hidden_act"), self.hidden_act, ACTIVATIONS)
         _validate.number(family, "rms_norm_eps", self.rms_norm_eps, MIN_F32, MAX_F32)
         _validate.number(family, "rope_theta", self.rope_theta, SLOWEST, MAX_F32)
@@ -107,7 +110,12 @@ class RotaryConfig(ModelConfig):
 
     def checked(self, scaling: Mapping[str, Any], theta: float) -> dict[str, Any]:
         """A scaling of this model's RoPE, in one notation and with valid numbers."""
-        return checked_scaling(scaling, theta, self.head_dim, self.max_position_embeddings, self.model_type)
+        return checked_scaling(scaling, theta, self.rotary_dim, self.max_position_embeddings, self.model_type)
+
+    @property
+    def rotary_dim(self) -> int:
+        """The number of elements of a head that are rotated."""
+        return self.head_dim
 
     @classmethod
     def limits(cls) -> Mapping[str, int]:
@@ -144,15 +152,8 @@ class RotaryConfig(ModelConfig):
     @classmethod
     def _adapted(cls, data: dict[str, Any]) -> dict[str, Any]:
         original = None if ORIGINAL in cls.__dataclass_fields__ else data.pop(ORIGINAL, None)
-        partial = data.pop("partial_rotary_factor", None)
-        _validate.require(
-            cls.model_type,
-            partial in (None, 1),
-            "partial_rotary_factor",
-            "must be 1",
-            partial,
-            "others are not supported",
-        )
+        partial_name = "partial_rotary_factor"
+        partial = data.pop(partial_name, None)
         scaling, parameters = data.get("rope_scaling"), data.pop("rope_parameters", None)
         if isinstance(parameters, Mapping) and isinstance(scaling, Mapping):
             same = {**scaling, "rope_theta": None} == {**parameters, "rope_theta": None}
@@ -165,8 +166,15 @@ class RotaryConfig(ModelConfig):
             data["rope_theta"] = cls.agreed_value(
                 "rope_theta", data.get("rope_theta"), "rope_parameters.rope_theta", theta
             )
+            nested = one.pop(partial_name, None)
+            partial = cls.agreed_value(partial_name, partial, f"rope_parameters.{partial_name}", nested)
             kind = one.get("rope_type", one.get("type", "default"))
-            one = None if kind == "default" and one.get("partial_rotary_factor") in (None, 1) else one
+            one = None if kind == "default" else one
+        if partial_name in cls.__dataclass_fields__:
+            data[partial_name] = partial
+        else:
+            rule, advice = "must be 1", "others are not supported"
+            _validate.require(cls.model_type, partial in (None, 1), partial_name, rule, partial, advice)
         if original is not None and isinstance(one, Mapping):  # without scaling it has no effect
             place = f"rope_scaling.{ORIGINAL}"
             one = {**one, ORIGINAL: cls.agreed_value(ORIGINAL, original, place, one.get(ORIGINAL))}

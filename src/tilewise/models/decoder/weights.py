@@ -37,15 +37,16 @@ def parameter_shapes(decoder: Decoder) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def _layer_shapes(decoder: Decoder, hidden: int, q: int, kv: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     inner = decoder.intermediate_size
-    yield from _norm_shapes("input_layernorm", hidden, decoder)
+    if decoder.norms_before:
+        yield from _norm_shapes("input_layernorm", hidden, decoder)
     for name, size in (("q", q), ("k", kv), ("v", kv)):
         yield from _linear_shapes(f"self_attn.{name}_proj", size, hidden, decoder.qkv_bias)
-    if decoder.qk_norm:
-        for name in ("q", "k"):
-            yield f"self_attn.{name}_norm.weight", (decoder.head_dim,)
+    if decoder.qk_norm is not None:
+        for name, size in (("q", q), ("k", kv)):
+            yield f"self_attn.{name}_norm.weight", (decoder.head_dim if decoder.qk_norm == "head" else size,)
     yield from _linear_shapes("self_attn.o_proj", hidden, q, decoder.out_bias)
     yield from _norm_shapes("post_attention_layernorm", hidden, decoder)
-    if decoder.norms_after:
+    if decoder.norms_before and decoder.norms_after:
         yield from _norm_shapes("pre_feedforward_layernorm", hidden, decoder)
     for name in ("gate", "up") if decoder.gated else ("up",):
         yield from _linear_shapes(f"mlp.{name}_proj", inner, hidden, decoder.mlp_bias)

@@ -91,6 +91,7 @@ class GemmaConfig(RotaryConfig):
             attention_softcap=self.attn_logit_softcapping,
             logits_softcap=self.final_logit_softcapping,
             embedding_scale=math.sqrt(self.hidden_size),
+            rounds_embedding_scale=True,
             **choices,
         )
 

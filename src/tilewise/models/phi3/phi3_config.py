@@ -1,4 +1,6 @@
-"""The configuration of Phi-3: short and long contexts (`longrope`), a sliding window."""
+"""The configuration of Phi-3 and Phi-4-mini: short and long contexts (`longrope`), heads that are
+rotated in part, a sliding window.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from tilewise.core.dtypes import MIN_F32
 from tilewise.core.validation import Validator
 from tilewise.models.decoder.architecture import Decoder
 from tilewise.models.decoder.rope import Rope
@@ -24,19 +27,28 @@ class Phi3Config(RotaryConfig):
         original_max_position_embeddings: context up to which `longrope` uses its short factors.
         sliding_window: number of positions that a query attends to, including its own, in every
             layer; None: all.
+        partial_rotary_factor: share of a head's elements that are rotated, the first ones; the
+            others do not depend on the position.
     """
 
     max_position_embeddings: int = 4096
     rms_norm_eps: float = 1e-5
     original_max_position_embeddings: int = 4096
     sliding_window: int | None = None
+    partial_rotary_factor: float = 1.0
 
     model_type: ClassVar[str] = "phi3"
     architecture: ClassVar[str] = "Phi3ForCausalLM"
     also: ClassVar[tuple[str, ...]] = ("Phi3Model",)
-    only: ClassVar[Mapping[str, tuple[object, ...]]] = {"attention_bias": (False,)}
+    only: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        **dict.fromkeys(("attention_bias", "mlp_bias", "lm_head_bias"), (False,)),
+        # in Phi-4-mini's files; transformers does not read them
+        **dict.fromkeys(("full_attn_mod", "interpolate_factor"), (1,)),
+    }
 
     def __post_init__(self) -> None:
+        name = "partial_rotary_factor"
+        _validate.number(self.model_type, name, self.partial_rotary_factor, MIN_F32, 1.0)
         super().__post_init__()
         _validate.integer(
             self.model_type,
@@ -73,10 +85,15 @@ class Phi3Config(RotaryConfig):
 
     def rope(self) -> Rope:
         """The rotary positions; `original_max_position_embeddings` separates short from long contexts."""
-        if self.rope_scaling is None:
-            return super().rope()
-        original = {"original_max_position_embeddings": self.original_max_position_embeddings}
-        return Rope(self.rope_theta, self.max_position_embeddings, {**self.rope_scaling, **original})
+        scaling = self.rope_scaling
+        if scaling is not None:
+            scaling = {**scaling, "original_max_position_embeddings": self.original_max_position_embeddings}
+        return Rope(self.rope_theta, self.max_position_embeddings, scaling, self.rotary_dim)
+
+    @property
+    def rotary_dim(self) -> int:
+        """The number of elements of a head that are rotated."""
+        return int(self.head_dim * self.partial_rotary_factor)  # rounded down, as in transformers
 
     @property
     def decoder(self) -> Decoder:

@@ -37,4 +37,4 @@ class Qwen3Config(QwenConfig):
     def decoder(self) -> Decoder:
         """The computation of the model."""
         bias = self.attention_bias
-        return self.as_decoder(self.kinds(), qk_norm=True, qkv_bias=bias, out_bias=bias)
+        return self.as_decoder(self.kinds(), qk_norm="head", qkv_bias=bias, out_bias=bias)

@@ -27,6 +27,7 @@ __all__ = ["ModelFiles"]
 _TOOLS = {
     "qwen2": "hermes",
     "qwen3": "hermes",
+    "smollm3": "hermes",
     "llama": "llama3_json",
     "mistral": "mistral",
     "phi3": "phi4_mini_json",
