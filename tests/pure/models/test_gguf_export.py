@@ -184,6 +184,7 @@ REFUSED = [
     (LlamaConfig(**SIZES, rope_scaling={"rope_type": "dynamic", "factor": 2.0}), "rope_scaling dynamic"),
     (LlamaConfig(**SIZES, rope_scaling={**YARN, "attention_factor": 2.0}), r"rope_scaling\.attention_factor"),
     (Qwen2Config(**SIZES, rope_scaling=LLAMA3), "rope_scaling llama3"),
+    (Phi3Config(**{**SIZES, "head_dim": 8}), "heads of 32 elements together"),
     (Gemma2Config(**SIZES, **{**GEMMA, "query_pre_attn_scalar": 20}), "query_pre_attn_scalar 20"),
     (Gemma2Config(**SIZES, **GEMMA, attn_logit_softcapping=None), "softcaps"),
     (Gemma3Config(**SIZES, **GEMMA, layer_types=("full_attention", "sliding_attention")), "not in a period"),
