@@ -32,6 +32,7 @@ __all__ = ["Piece", "parse_pieces", "vocabulary_values"]
 
 _validate = Validator("checkpoint")
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
+_END_OF_MESSAGE = "<|eom_id|>"
 _MAX_PIECES = 1 << 21
 _MAX_MODEL_BYTES = 64 << 20
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -60,7 +61,7 @@ def vocabulary_values(
         directory: of the model.
         vocab_size: rows of the embedding.
         bos: the token at the beginning of texts, from config.json; None for no such token.
-        ends: the tokens at which generation stops, the usual one first.
+        ends: the tokens at which generation stops.
 
     Raises:
         ConfigError: the tokenizer cannot be described in GGUF; the message says why.
@@ -79,7 +80,7 @@ def vocabulary_values(
     bos = bos if bos is not None else roles.get("bos_token")
     tokens = {
         "bos": bos,
-        **dict(zip(("eos", "eot", "eom"), ends)),
+        **_end_tokens(ends, roles.get("eos_token"), tokenizer.token_to_id(_END_OF_MESSAGE)),
         "unknown": roles.get("unk_token"),
         "padding": roles.get("pad_token"),
     }
@@ -98,6 +99,21 @@ def vocabulary_values(
         values["tokenizer.chat_templates"] = sorted(templates)
         values |= {f"tokenizer.chat_template.{name}": text for name, text in templates.items()}
     return values
+
+
+def _end_tokens(ends: Sequence[int], usual: int | None, message: int | None) -> dict[str, int]:
+    """The keys of end tokens: the tokenizer's own is `eos`, that of a message to a tool is `eom`, and another
+    one ends a turn.
+    """
+    eos = usual if usual in ends else next(iter(ends), None)
+    others = [token for token in ends if token != eos]
+    if message in others:
+        others.remove(message)
+        others.insert(1, message)
+    named = {"eos": eos, **dict(zip(("eot", "eom"), others))}
+    if others == [message]:
+        named = {"eos": eos, "eom": message}
+    return {name: token for name, token in named.items() if token is not None}
 
 
 def _lacks(what: str) -> NoReturn:

@@ -114,7 +114,7 @@ def gguf_values(config: ModelConfig, kind: str) -> dict[str, Value]:
         f"{name}.attention.key_length": decoder.head_dim,
         f"{name}.attention.value_length": decoder.head_dim,
         f"{name}.attention.layer_norm_rms_epsilon": decoder.norm_eps,
-        f"{name}.rope.dimension_count": decoder.head_dim,
+        f"{name}.rope.dimension_count": _rotary_dim(decoder),
         f"{name}.rope.freq_base": decoder.ropes[0].theta,
     }
     of_rope = {f"{name}.rope.scaling.{key}": value for key, value in _scaling(config, decoder).items()}
@@ -177,6 +177,8 @@ def _decoder(config: ModelConfig) -> Decoder:
             architecture,
             f"heads of {decoder.q_size} elements together with hidden_size {decoder.hidden_size}",
         )
+    if _rotary_dim(decoder) != decoder.head_dim and architecture.name != "phi3":
+        _lacks(architecture, f"partial rotation of {_rotary_dim(decoder)} of {decoder.head_dim} elements")
     if decoder.activation != architecture.activation:
         _lacks(architecture, f"activation {decoder.activation}")
     if architecture.name.startswith("gemma"):
@@ -190,6 +192,11 @@ def _decoder(config: ModelConfig) -> Decoder:
         if has_caps != (expected, expected):
             _lacks(architecture, f"softcaps {decoder.attention_softcap} and {decoder.logits_softcap}")
     return decoder
+
+
+def _rotary_dim(decoder: Decoder) -> int:
+    """Elements of a head that are rotated."""
+    return decoder.ropes[0].rotary_dim or decoder.head_dim
 
 
 def _lacks(architecture: _Architecture, what: str) -> NoReturn:

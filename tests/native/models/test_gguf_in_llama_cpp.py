@@ -6,11 +6,13 @@ wherever the best two logits differ by more than that.
 
 from __future__ import annotations
 
+import bisect
 import json
 import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -19,6 +21,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from native.models.families import CASES, our_logits
+from tilewise import LLM, SamplingParams
 from tilewise.cli.main import _run
 from tilewise.data import train_tokenizer
 from tilewise.formats.quantise import quantise, quantised_format
@@ -29,6 +32,7 @@ MINUTES_TO_BUILD = 60
 TEXTS = ["def f(x):\n    return", "class Stack:\n    pass\n" * 8, "import"] * 5
 PROMPT = "def f(x):\n    return class Stack:\n    pass # é 日本" * 2
 SIZES = {"hidden_size": 96, "intermediate_size": 64}
+_PHI3 = {"num_attention_heads": 6, "num_key_value_heads": 3}
 CHANGES = {
     "gemma2": {"query_pre_attn_scalar": 16},
     "gemma3": {
@@ -36,13 +40,35 @@ CHANGES = {
         "num_hidden_layers": 6,
         "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
     },
-    "phi3": {"num_attention_heads": 6, "num_key_value_heads": 3},
-    "phi3-longrope": {"num_attention_heads": 6, "num_key_value_heads": 3},
+    **{name: _PHI3 for name in ("phi3", "phi3-longrope", "phi3-partial")},
 }
 # llama.cpp has no windows and biases of these; the command line's tests cover that they are rejected
 UNSUPPORTED = ("mistral-window", "qwen2-windows", "qwen3-biases")
-FILES = [case for case in CASES if case.family != "gpt2" and case.name not in UNSUPPORTED]
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3")
+FILES = [case for case in CASES if case.family in FAMILIES and case.name not in UNSUPPORTED]
 TOLERANCE = {"bf16": 0.03, "q8_0": 0.1, "q4_0": 0.1}  # of logits, root mean square
+TRAINING = """
+[model]
+vocab_size = 512
+hidden_size = 128
+intermediate_size = 256
+num_hidden_layers = 3
+num_attention_heads = 4
+num_key_value_heads = 2
+tie_word_embeddings = false
+[data]
+path = "texts"
+held_out_percent = 0.0
+context = 128
+[train]
+steps = 250
+batch = 4
+[optimizer]
+lr = 3e-3
+warmup_steps = 20
+[output]
+directory = "out"
+"""
 SCRIPT = """
 import json, sys
 import llama_cpp, numpy as np
@@ -121,3 +147,26 @@ def test_llama_cpp_continues_with_the_same_tokens(llama_python, directories, tmp
     num_first = NUM_TOKENS if is_equal.all() else int(np.argmin(is_equal))
     print(f"{name} {kind}: error {error:.4f}, the first {num_first} tokens equal, {is_clear.sum()} clear")
     assert error < TOLERANCE[kind] and is_equal[is_clear].all() and is_equal.sum() > NUM_TOKENS // 2
+
+
+def test_a_trained_model_has_the_same_greedy_text(llama_python, tmp_path):
+    """A model that knows a file by heart continues it with the same tokens in all types."""
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.py").write_text(
+        Path(bisect.__file__).read_text(encoding="utf-8"), encoding="utf-8"
+    )
+    (tmp_path / "train.toml").write_text(TRAINING, encoding="utf-8")
+    assert _run(["train", str(tmp_path / "train.toml")]) == 0
+    prompt = "def bisect_right(a, x, lo=0"
+    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
+    for kind in TOLERANCE:
+        file = tmp_path / f"{kind}.gguf"
+        assert (
+            _run(["checkpoint", "convert", str(tmp_path / "out" / "model"), str(file), "--type", kind]) == 0
+        )
+        command = [llama_python, "-c", SCRIPT, file, prompt, str(NUM_TOKENS)]
+        answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        with LLM(file, dtype="bf16") as llm:
+            (output,) = llm.generate([prompt], params, use_tqdm=False)
+        assert output.prompt_token_ids == answer["ids"]
+        assert list(output.outputs[0].token_ids) == answer["made"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from native.models.families import ids_of, our_logits
-from pure.models.test_gguf import CONFIGS, tensors_of
+from pure.models.test_gguf_export import CONFIGS, tensors_of
 from tilewise.checkpoint import save_pretrained
 from tilewise.checkpoint.gguf_writer import write_gguf
 from tilewise.models.gguf import gguf_tensors, gguf_values

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from native.models.families import ids_of, our_logits
+import tilewise as tw
+from native.models.families import decoding_inputs, ids_of, our_logits
 from support.quantised_layers import SCHEMES, awq, compressed, gptq
 from tilewise import models
 from tilewise.core import CheckpointError, ConfigError
@@ -47,18 +48,34 @@ def directories(folder, config, scheme, planted=0.0):
 SCATTERED = gptq(4, 64, 2, "scattered")
 
 
+@pytest.fixture(scope="module")
+def logits_of():
+    """Loads a directory of `CONFIG` into one instance, and returns logits of a text."""
+    ids = ids_of(5)
+    graph = tw.ComputeGraph("llama")
+    models.build_decoding_graph(graph, CONFIG, len(ids), len(ids), 1, "bf16", context=len(ids))
+    with graph.instantiate(graph.plan()) as instance:
+
+        def call(directory):
+            instance.load_parameters(models.open_weights(directory, models.open(directory)))
+            instance.forward(**decoding_inputs(ids, 1))
+            return np.array(instance.get_tensor("logits"), np.float32)
+
+        yield call
+
+
 @pytest.mark.parametrize("scheme", [*SCHEMES, SCATTERED], ids=lambda scheme: scheme.name)
-def test_logits_are_those_of_the_bf16_weights(tmp_path, scheme):
+def test_logits_are_those_of_the_bf16_weights(logits_of, tmp_path, scheme):
     """Of every method."""
     quantised, plain = directories(tmp_path, CONFIG, scheme)
-    logits = our_logits(quantised, ids_of(5), "bf16")
-    assert np.array_equal(logits, our_logits(plain, ids_of(5), "bf16")) and logits.std() > 0
+    logits = logits_of(quantised)
+    assert np.array_equal(logits, logits_of(plain)) and logits.std() > 0
 
 
-def test_logits_of_other_weights_differ(tmp_path):
+def test_logits_of_other_weights_differ(logits_of, tmp_path):
     """The comparison above fails for a planted fault: weights that are a little larger."""
     quantised, plain = directories(tmp_path, CONFIG, awq(32), planted=1e-3)
-    assert not np.array_equal(our_logits(quantised, ids_of(5), "bf16"), our_logits(plain, ids_of(5), "bf16"))
+    assert not np.array_equal(logits_of(quantised), logits_of(plain))
 
 
 @pytest.mark.parametrize("mesh", [{"tp": 1}, {"tp": 2}])

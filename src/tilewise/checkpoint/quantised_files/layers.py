@@ -197,7 +197,7 @@ class GroupedWeight:
         return np.arange(self.shape[1]) // self.group if self.group_of is None else self.group_of
 
     def _block(self) -> int | None:
-        """Elements of the largest block whose elements are all in one group; None if there is none."""
+        """Elements of the largest block whose elements are all in one group; None if no block fits."""
         k = self.shape[1]
         if self.group_of is None:
             return block_size(k, self.group)

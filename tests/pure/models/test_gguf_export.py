@@ -184,6 +184,7 @@ REFUSED = [
     (LlamaConfig(**SIZES, rope_scaling={"rope_type": "dynamic", "factor": 2.0}), "rope_scaling dynamic"),
     (LlamaConfig(**SIZES, rope_scaling={**YARN, "attention_factor": 2.0}), r"rope_scaling\.attention_factor"),
     (Qwen2Config(**SIZES, rope_scaling=LLAMA3), "rope_scaling llama3"),
+    (Phi3Config(**{**SIZES, "head_dim": 8}), "heads of 32 elements together"),
     (Gemma2Config(**SIZES, **{**GEMMA, "query_pre_attn_scalar": 20}), "query_pre_attn_scalar 20"),
     (Gemma2Config(**SIZES, **GEMMA, attn_logit_softcapping=None), "softcaps"),
     (Gemma3Config(**SIZES, **GEMMA, layer_types=("full_attention", "sliding_attention")), "not in a period"),
@@ -233,6 +234,11 @@ def test_a_byte_level_tokenizer_and_its_templates(tmp_path):
     assert values["tokenizer.ggml.merges"] == [" ".join(merge) for merge in merges] and merges
     assert (values["tokenizer.ggml.model"], values["tokenizer.ggml.pre"]) == ("gpt2", "gpt-2")
     assert (values["tokenizer.ggml.eos_token_id"], values["tokenizer.ggml.eot_token_id"]) == (1, 0)
+    (directory / "tokenizer_config.json").write_text(
+        '{"eos_token": "<s>"}'
+    )  # which comes first if texts end by it
+    again = vocabulary_values(directory, 300, None, [1, 0])
+    assert (again["tokenizer.ggml.eos_token_id"], again["tokenizer.ggml.eot_token_id"]) == (0, 1)
     assert values["tokenizer.ggml.add_bos_token"] is False and "tokenizer.ggml.bos_token_id" not in values
     assert values["tokenizer.chat_template"] == "{{ messages }}"
 
