@@ -40,7 +40,7 @@ CHANGES = {
         "num_hidden_layers": 6,
         "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
     },
-    **{name: _PHI3 for name in ("phi3", "phi3-longrope", "phi3-partial")},
+    **dict.fromkeys(("phi3", "phi3-longrope", "phi3-partial"), _PHI3),
 }
 # llama.cpp has no windows and biases of these; the command line's tests cover that they are rejected
 UNSUPPORTED = ("mistral-window", "qwen2-windows", "qwen3-biases")
