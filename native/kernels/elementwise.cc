@@ -422,7 +422,7 @@ void EmbeddingQuantisedKernel::run() const {
     const int64_t n = *ids.row(r) - vocab_begin;
     if (n >= 0 && n < table.rows) {
       const auto* panel = reinterpret_cast<const uint8_t*>(table.row(n - n % kPanel));
-      kFormats[format].read_row(panel, n % kPanel, out.cols, out.row(r));
+      kFormats[format].read_row(panel, kFormats[format].block, n % kPanel, out.cols, out.row(r));
     } else {
       for (int64_t c = 0; c < out.cols; ++c) out.row(r)[c] = 0;
     }

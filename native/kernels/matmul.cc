@@ -274,7 +274,7 @@ struct QuantisedForward : QuantisedProduct<D> {
   static int64_t most_steps(int64_t, int64_t) { return kWindowSteps; }
   void pack_panels(uint32_t* to, int64_t words, int64_t first, int64_t count, const Copy& c) {
     for (int64_t p = 0; p < count; ++p)
-      this->format->expand(this->panel(c.term, first + p), c.begin, c.end, to + p * words);
+      this->format->expand(this->panel(c.term, first + p), this->format->block, c.begin, c.end, to + p * words);
   }
 };
 
@@ -305,7 +305,7 @@ struct QuantisedRows : QuantisedProduct<D> {
   const uint32_t* panel_base(int64_t term, int64_t number) const {
     return reinterpret_cast<const uint32_t*>(this->panel(term, number));
   }
-  void multiply(int64_t rows, const MicroArgs& call) const { this->format->few[rows - 1](call); }
+  void multiply(int64_t rows, const MicroArgs& call) const { this->format->few[rows - 1](call, this->format->block); }
 };
 
 /// For one row block: words stay in L1.
@@ -333,8 +333,8 @@ struct QuantisedBlock : QuantisedProduct<D> {
     for (const Segment* s = call.segments; s != call.segments + call.num_segments; ++s) {
       const bool is_last = s + 1 == call.segments + call.num_segments;
       const int64_t begin = s->b / kPanel * D::kPerStep;
-      this->format->expand(reinterpret_cast<const uint8_t*>(call.b[s->term]), begin, begin + s->steps * D::kPerStep,
-                           words);
+      this->format->expand(reinterpret_cast<const uint8_t*>(call.b[s->term]), this->format->block, begin,
+                           begin + s->steps * D::kPerStep, words);
       Segment moved = *s;
       moved.b = 0;
       moved.term = 0;

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
 import struct
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -23,6 +25,7 @@ from support.gguf_models import (
 from tilewise import models
 from tilewise.checkpoint import gguf_model, load_generation_config, load_tokenizer, load_tokenizer_config
 from tilewise.checkpoint.tensors import FileTensor
+from tilewise.core import ConfigError
 from tilewise.data import END_OF_TEXT, train_tokenizer
 from tilewise.generate.prompts import encode_prompt
 
@@ -63,6 +66,73 @@ def read_gguf(folder: Path, data: bytes) -> None:
     load_tokenizer_config(file)
     load_generation_config(file, config.vocab_size)
     encode_prompt(load_tokenizer(file, config.vocab_size), "hello, 12 wörlds \U0001f600")
+
+
+def read_gguf_metadata(folder: Path, data: bytes) -> None:
+    """The same for changed values of keys, listed as JSON, before the tensors of a valid file."""
+    try:
+        values = json.loads(data)
+        content = _with_values(values, valid_gguf()[values["seed"]])
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError, struct.error, AttributeError):
+        raise ConfigError("not the key-values of a file") from None
+    read_gguf(folder, content)
+
+
+def valid_gguf_metadata() -> list[bytes]:
+    """The key-values of the valid files."""
+    with tempfile.TemporaryDirectory() as folder:
+        path, texts = Path(folder) / "m.gguf", []
+        for seed, content in enumerate(valid_gguf()):
+            path.write_bytes(content)
+            values = gguf_model(path).files.values
+            plain = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in values.items()}
+            texts.append(json.dumps({**plain, "seed": seed}).encode())
+    return texts
+
+
+def _with_values(values: dict[str, Any], content: bytes) -> bytes:
+    """A valid file with other key-values."""
+    count, _ = struct.unpack_from("<QQ", content, 8)
+    tensors = gguf_tensors(content)
+    head = b"GGUF" + struct.pack("<IQQ", 3, count, len(values))
+    head += b"".join(_text(key) + _value(value) for key, value in values.items())
+    infos, data = b"", b""
+    for name, dims, kind, tensor in tensors:
+        infos += _text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, len(data))
+        data += tensor + bytes(-len(tensor) % 32)
+    return head + infos + bytes(-len(head + infos) % 32) + data
+
+
+@cache
+def gguf_tensors(content: bytes) -> list[tuple[str, list[int], int, bytes]]:
+    """Name, dims, type and bytes of the tensors of a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "m.gguf"
+        path.write_bytes(content)
+        tensors = gguf.GGUFReader(path).tensors
+        return [(t.name, t.shape.tolist(), int(t.tensor_type), t.data.tobytes()) for t in tensors]
+
+
+def _text(text: str) -> bytes:
+    data = text.encode("utf-8", "surrogatepass")
+    return struct.pack("<Q", len(data)) + data
+
+
+def _value(value: Any) -> bytes:
+    if isinstance(value, bool):
+        return struct.pack("<IB", 7, value)
+    if isinstance(value, int):
+        return (
+            struct.pack("<Iq", 11, value) if value < 0 or value >= 1 << 32 else struct.pack("<II", 4, value)
+        )
+    if isinstance(value, float):
+        return struct.pack("<Id", 12, value)
+    if isinstance(value, str):
+        return struct.pack("<I", 8) + _text(value)
+    entries = [_value(entry) for entry in value]
+    kind = entries[-1][:4] if entries else struct.pack("<I", 4)
+    alike = [entry[4:] for entry in entries if entry[:4] == kind]  # an array has entries of one type
+    return struct.pack("<I", 9) + kind + struct.pack("<Q", len(alike)) + b"".join(alike)
 
 
 @cache

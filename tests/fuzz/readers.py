@@ -24,7 +24,7 @@ from ml_dtypes import bfloat16
 
 import tilewise as tw
 from fuzz import body_readers, group_readers, quantised_readers, text_readers
-from fuzz.gguf_readers import mutate_gguf, read_gguf, valid_gguf
+from fuzz.gguf_readers import mutate_gguf, read_gguf, read_gguf_metadata, valid_gguf, valid_gguf_metadata
 from fuzz.graph_readers import graphs, mutate_graph, read_graph_file
 from fuzz.mutate import Mutation, mutate, mutate_json, mutate_plan, mutate_safetensors
 from fuzz.torch_readers import (
@@ -450,7 +450,8 @@ def _json(content: object) -> bytes:
 
 READERS = {
     "safetensors": Reader(read_safetensors, cache(_safetensors), 7500, mutate_safetensors),
-    "gguf": Reader(read_gguf, valid_gguf, 1000, mutate_gguf),
+    "gguf": Reader(read_gguf, valid_gguf, 800, mutate_gguf),
+    "gguf metadata": Reader(read_gguf_metadata, cache(valid_gguf_metadata), 800, mutate_json),
     "weights index": Reader(read_weights_index, cache(_weights_index), 6700, mutate_json),
     "config.json": Reader(read_model_config, cache(_model_config), 3300, mutate_json),
     "quantization_config": Reader(

@@ -19,7 +19,9 @@ def random_blocks(form, n, k, seed, *, is_finite=True):
         blocks[blocks & 0x7F == 0x7F] = 3  # not a number
     kind = np.dtype(_TYPES.get(form.name.rpartition("_")[2], np.float16))
     for at in _SCALES.get(form.name, (0, 2) if form.name in _WITH_MINIMUM else (0,)):
-        scales = gen.standard_normal((len(blocks), 1)) * 0.02 if is_finite else np.full((len(blocks), 1), np.inf)
+        scales = (
+            gen.standard_normal((len(blocks), 1)) * 0.02 if is_finite else np.full((len(blocks), 1), np.inf)
+        )
         blocks[:, at : at + kind.itemsize] = scales.astype(kind).view(np.uint8)
     if form.name == "mxfp4":
         blocks[:, 0] = gen.integers(100, 140, len(blocks))

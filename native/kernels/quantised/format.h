@@ -19,23 +19,24 @@ namespace tilewise::kernels::TILEWISE_ISA_NS {
 inline constexpr int kGroup = 32;             // elements along k of a group
 inline constexpr int kGroupLanes = 2 * kPanel;
 inline constexpr int kGroupSteps = kGroup / 2;
+inline constexpr int kMostBlock = 512;        // elements
 
 /// What a code means: (code - offset) * d, a table's number * d, code * d + m, (code - m) * d with a code from 0 on, or
 /// the number of 8 bits (sign, 4 bits of exponent, 3 of mantissa) * d.
 enum class Meaning { kCentred, kTable, kAffine, kZeroPoint, kFloat8 };
 
-/// What formats have in common. `Halves` numbers of 16 bits and `Bytes` bytes per row and block determine the scales,
+/// What formats have in common. A block has `Block` elements; 0: any multiple of a group, which is known at run time.
+/// `Halves` numbers of 16 bits and `Bytes` bytes per row and block determine the scales,
 /// which hold for `Span` elements.
 template <int Block, int FileBytes, int Halves, int Bytes, int Bits, int Span, Meaning M, int Offset = 0>
 struct Format {
-  static constexpr int kBlock = Block, kFileBytes = FileBytes, kHalves = Halves, kBytes = Bytes, kBits = Bits;
+  static constexpr int kBlock = Block, kHalves = Halves, kBytes = Bytes, kBits = Bits;
   static constexpr int kSpan = Span, kOffset = Offset;
   static constexpr Meaning kMeaning = M;
   static constexpr bool kHasBf16Scales = false, kHasF32Scales = false;
   static constexpr int kHeadBytes = kPanel * (2 * Halves + Bytes);
   static constexpr int kGroupBytes = kPanel * kGroup * Bits / 8;
-  static constexpr int kPanelBytes = kPanel * FileBytes;
-  static_assert(kHeadBytes + Block / kGroup * kGroupBytes == kPanelBytes);
+  static_assert(Block == 0 || kHeadBytes + Block / kGroup * kGroupBytes == kPanel * FileBytes);
   static constexpr bool kHas4 = Bits == 4 || Bits == 5 || Bits == 6, kHas2 = Bits == 2 || Bits == 3 || Bits == 6;
   static constexpr bool kHas1 = Bits == 3 || Bits == 5;
   static constexpr int kShift2 = kHas4 ? 4 : 0, kShift1 = kHas4 ? 4 : 2;  // of the plane's bits in a code
@@ -78,21 +79,21 @@ struct WithMinimum : F {
 // Each format unpacks a block of a file into codes, 2 kHalves bytes of halves, and kBytes bytes.
 
 struct Q8_0 : WithOneScale<Format<32, 34, 1, 0, 8, 32, Meaning::kCentred>> {
-  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t*) {
+  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t*, int) {
     copy_bytes(halves, block, 2);
     copy_bytes(codes, block + 2, 32);
   }
 };
 
 struct Q4_0 : WithOneScale<Format<32, 18, 1, 0, 4, 32, Meaning::kCentred, 8>> {
-  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t*) {
+  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t*, int) {
     copy_bytes(halves, block, 2);
     unpack_nibbles(block + 2, 16, codes);
   }
 };
 
 struct Q4_1 : WithMinimum<Format<32, 20, 2, 0, 4, 32, Meaning::kAffine>> {
-  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t*) {
+  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t*, int) {
     copy_bytes(halves, block, 4);
     unpack_nibbles(block + 4, 16, codes);
   }
@@ -103,7 +104,7 @@ TILEWISE_INLINE void add_fifth_bits(const uint8_t* bits, uint8_t* codes) {
 }
 
 struct Q5_0 : WithOneScale<Format<32, 22, 1, 0, 5, 32, Meaning::kCentred, 16>> {
-  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t*) {
+  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t*, int) {
     copy_bytes(halves, block, 2);
     unpack_nibbles(block + 6, 16, codes);
     add_fifth_bits(block + 2, codes);
@@ -111,7 +112,7 @@ struct Q5_0 : WithOneScale<Format<32, 22, 1, 0, 5, 32, Meaning::kCentred, 16>> {
 };
 
 struct Q5_1 : WithMinimum<Format<32, 24, 2, 0, 5, 32, Meaning::kAffine>> {
-  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t*) {
+  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t*, int) {
     copy_bytes(halves, block, 4);
     unpack_nibbles(block + 8, 16, codes);
     add_fifth_bits(block + 4, codes);
@@ -119,7 +120,7 @@ struct Q5_1 : WithMinimum<Format<32, 24, 2, 0, 5, 32, Meaning::kAffine>> {
 };
 
 struct Q2K : Format<256, 84, 2, 16, 2, 16, Meaning::kAffine> {
-  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t* bytes) {
+  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t* bytes, int) {
     copy_bytes(bytes, block, 16);
     copy_bytes(halves, block + 80, 4);
     for (int e = 0; e < 256; ++e) codes[e] = block[16 + e / 128 * 32 + e % 32] >> 2 * (e % 128 / 32) & 3;
@@ -132,7 +133,7 @@ struct Q2K : Format<256, 84, 2, 16, 2, 16, Meaning::kAffine> {
 };
 
 struct Q3K : Format<256, 110, 1, 12, 3, 16, Meaning::kCentred, 4> {
-  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t* bytes) {
+  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t* bytes, int) {
     copy_bytes(bytes, block + 96, 12);
     copy_bytes(halves, block + 108, 2);
     for (int e = 0; e < 256; ++e) {
@@ -161,7 +162,7 @@ struct WithSixBits : F {
 };
 
 struct Q4K : WithSixBits<Format<256, 144, 2, 12, 4, 32, Meaning::kAffine>> {
-  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t* bytes) {
+  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t* bytes, int) {
     copy_bytes(halves, block, 4);
     copy_bytes(bytes, block + 4, 12);
     for (int c = 0; c < 4; ++c) unpack_nibbles(block + 16 + 32 * c, 32, codes + 64 * c);
@@ -169,7 +170,7 @@ struct Q4K : WithSixBits<Format<256, 144, 2, 12, 4, 32, Meaning::kAffine>> {
 };
 
 struct Q5K : WithSixBits<Format<256, 176, 2, 12, 5, 32, Meaning::kAffine>> {
-  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t* bytes) {
+  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t* bytes, int) {
     copy_bytes(halves, block, 4);
     copy_bytes(bytes, block + 4, 12);
     for (int c = 0; c < 4; ++c) unpack_nibbles(block + 48 + 32 * c, 32, codes + 64 * c);
@@ -178,7 +179,7 @@ struct Q5K : WithSixBits<Format<256, 176, 2, 12, 5, 32, Meaning::kAffine>> {
 };
 
 struct Q6K : Format<256, 210, 1, 16, 6, 16, Meaning::kCentred, 32> {
-  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t* bytes) {
+  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t* bytes, int) {
     copy_bytes(bytes, block + 192, 16);
     copy_bytes(halves, block + 208, 2);
     for (int n = 0; n < 2; ++n, codes += 128) {
@@ -199,7 +200,7 @@ alignas(64) inline constexpr float kMxfp4Numbers[16] = {0, 1, 2, 3, 4, 6, 8, 12,
 
 struct IQ4NL : WithOneScale<Format<32, 18, 1, 0, 4, 32, Meaning::kTable>> {
   static constexpr const float* kTable = kIq4Numbers;
-  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t*) {
+  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t*, int) {
     copy_bytes(halves, block, 2);
     unpack_nibbles(block + 2, 16, codes);
   }
@@ -207,7 +208,7 @@ struct IQ4NL : WithOneScale<Format<32, 18, 1, 0, 4, 32, Meaning::kTable>> {
 
 struct IQ4XS : Format<256, 136, 1, 6, 4, 32, Meaning::kTable> {
   static constexpr const float* kTable = kIq4Numbers;
-  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t* bytes) {
+  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t* bytes, int) {
     copy_bytes(halves, block, 2);
     copy_bytes(bytes, block + 2, 6);
     for (int g = 0; g < 8; ++g) unpack_nibbles(block + 8 + 16 * g, 16, codes + 32 * g);
@@ -221,7 +222,7 @@ struct IQ4XS : Format<256, 136, 1, 6, 4, 32, Meaning::kTable> {
 
 struct MXFP4 : Format<32, 17, 0, 1, 4, 32, Meaning::kTable> {
   static constexpr const float* kTable = kMxfp4Numbers;
-  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t*, uint8_t* bytes) {
+  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t*, uint8_t* bytes, int) {
     bytes[0] = block[0];
     unpack_nibbles(block + 1, 16, codes);
   }
@@ -233,18 +234,18 @@ struct MXFP4 : Format<32, 17, 0, 1, 4, 32, Meaning::kTable> {
   }
 };
 
-// Formats of src/tilewise/formats/group_blocks.py: one scale per block, which may be any multiple of a group.
+// Formats of src/tilewise/formats/group_blocks.py: one scale per block of any size.
 
-template <int Block, int Bits, bool IsBf16>
-struct Integers : Format<Block, 3 + Block * Bits / 8, 1, 1, Bits, Block, Meaning::kZeroPoint> {
+template <int Bits, bool IsBf16>
+struct Integers : Format<0, 0, 1, 1, Bits, kMostBlock, Meaning::kZeroPoint> {
   static constexpr bool kHasBf16Scales = IsBf16;
-  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t* bytes) {
+  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t* bytes, int size) {
     copy_bytes(halves, block, 2);
     bytes[0] = block[2];
     if constexpr (Bits == 8) {
-      copy_bytes(codes, block + 3, Block);
+      copy_bytes(codes, block + 3, size);
     } else {
-      for (int i = 0; i < Block / kGroup; ++i) unpack_nibbles(block + 3 + 16 * i, 16, codes + kGroup * i);
+      for (int i = 0; i < size / kGroup; ++i) unpack_nibbles(block + 3 + 16 * i, 16, codes + kGroup * i);
     }
   }
   template <class Half, class Byte>
@@ -253,18 +254,14 @@ struct Integers : Format<Block, 3 + Block * Bits / 8, 1, 1, Bits, Block, Meaning
     m = as_numbers(byte(0));
   }
 };
-template <int Block, bool IsBf16 = false>
-using Int4 = Integers<Block, 4, IsBf16>;
-template <int Block, bool IsBf16 = false>
-using Int8 = Integers<Block, 8, IsBf16>;
 
 /// A scale in bf16, or in fp32 as four bytes.
-template <int Block, bool IsF32>
-struct Float8 : Format<Block, (IsF32 ? 4 : 2) + Block, IsF32 ? 0 : 1, IsF32 ? 4 : 0, 8, Block, Meaning::kFloat8> {
+template <bool IsF32>
+struct Float8 : Format<0, 0, IsF32 ? 0 : 1, IsF32 ? 4 : 0, 8, kMostBlock, Meaning::kFloat8> {
   static constexpr bool kHasBf16Scales = !IsF32, kHasF32Scales = IsF32;
-  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t* bytes) {
+  TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t* bytes, int size) {
     copy_bytes(IsF32 ? bytes : halves, block, IsF32 ? 4 : 2);
-    copy_bytes(codes, block + (IsF32 ? 4 : 2), Block);
+    copy_bytes(codes, block + (IsF32 ? 4 : 2), size);
   }
   template <class Half, class Byte>
   TILEWISE_INLINE void scales(const Half& half, const Byte& byte, int, Rows16& d, Rows16&) {

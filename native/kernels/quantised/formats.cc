@@ -8,8 +8,8 @@ namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
 
 template <class F>
-void expand(const uint8_t* panel, int64_t begin, int64_t end, uint32_t* to) {
-  each_group<F>(panel, begin, end, [&](const uint8_t* block, int group, int64_t k) TILEWISE_INLINED {
+void expand(const uint8_t* panel, int64_t size, int64_t begin, int64_t end, uint32_t* to) {
+  each_group<F>(panel, size, begin, end, [&](const uint8_t* block, int group, int64_t k) TILEWISE_INLINED {
     prefetch_ahead<F>(block, group);
     if (k >= begin && k + kGroup <= end) return expand_group<F>(block, group, to + (k - begin) / 2 * kPanel);
     alignas(64) uint32_t words[kGroupSteps * kPanel];
@@ -21,8 +21,8 @@ void expand(const uint8_t* panel, int64_t begin, int64_t end, uint32_t* to) {
 }
 
 template <class F>
-void read_row(const uint8_t* panel, int64_t row, int64_t cols, bf16* to) {
-  each_group<F>(panel, 0, cols, [&](const uint8_t* block, int group, int64_t k) TILEWISE_INLINED {
+void read_row(const uint8_t* panel, int64_t size, int64_t row, int64_t cols, bf16* to) {
+  each_group<F>(panel, size, 0, cols, [&](const uint8_t* block, int group, int64_t k) TILEWISE_INLINED {
     const Planes<F> planes(block, group);
     const RowScales scales = scales_of_row<F>(block, group, static_cast<int>(row));
     for (int i = 0; i < smaller(kGroup, cols - k); ++i) {
@@ -70,7 +70,7 @@ TILEWISE_INLINE void store_codes(const uint8_t* codes, int row, uint8_t* group) 
 
 /// Whether products of a block's scales and codes are finite numbers of bf16. Scales in bf16 and fp32 have a limit.
 template <class F>
-bool is_finite_block(const uint8_t* halves, const uint8_t* bytes, const uint8_t* codes) {
+bool is_finite_block(const uint8_t* halves, const uint8_t* bytes, const uint8_t* codes, int64_t size) {
   constexpr float kMost = F::kHasBf16Scales || F::kHasF32Scales ? 1e30f : 65504.0f;
   bool is_finite = true;
   const auto check = [&](float scale) { is_finite = is_finite && scale >= -kMost && scale <= kMost; };
@@ -86,25 +86,27 @@ bool is_finite_block(const uint8_t* halves, const uint8_t* bytes, const uint8_t*
   }
   if constexpr (F::kMeaning == Meaning::kFloat8) {
     uint8_t is_nan = 0;
-    for (int i = 0; i < F::kBlock; ++i) is_nan |= (codes[i] & 0x7f) == 0x7f;
+    for (int64_t i = 0; i < size; ++i) is_nan |= (codes[i] & 0x7f) == 0x7f;
     is_finite = is_finite && !is_nan;
   }
   return is_finite;
 }
 
 template <class F>
-bool pack(const uint8_t* rows, int64_t stride, int64_t num_rows, int64_t num_blocks, uint8_t* panel) {
+bool pack(const uint8_t* rows, int64_t stride, int64_t num_rows, int64_t at_run_time, int64_t num_blocks,
+          uint8_t* panel) {
+  const BlockSize<F> size(at_run_time);
   bool is_finite = true;
-  for (int64_t b = 0; b < num_blocks; ++b, panel += F::kPanelBytes) {
-    if (num_rows < kPanel) __builtin_memset(panel, 0, F::kPanelBytes);
+  for (int64_t b = 0; b < num_blocks; ++b, panel += size.bytes) {
+    if (num_rows < kPanel) __builtin_memset(panel, 0, size.bytes);
     for (int row = 0; row < static_cast<int>(num_rows); ++row) {
-      uint8_t codes[F::kBlock], halves[2 * F::kHalves + 1], bytes[F::kBytes + 1];
-      F::unpack(rows + row * stride + b * F::kFileBytes, codes, halves, bytes);
-      is_finite &= is_finite_block<F>(halves, bytes, codes);
+      uint8_t codes[F::kBlock == 0 ? kMostBlock : F::kBlock], halves[2 * F::kHalves + 1], bytes[F::kBytes + 1];
+      F::unpack(rows + row * stride + b * (size.bytes / kPanel), codes, halves, bytes, static_cast<int>(size.elements));
+      is_finite &= is_finite_block<F>(halves, bytes, codes, size.elements);
       for (int h = 0; h < F::kHalves; ++h) __builtin_memcpy(panel + 2 * (kPanel * h + row), halves + 2 * h, 2);
       uint8_t* const byte_rows = panel + 2 * kPanel * F::kHalves;
       for (int i = 0; i < F::kBytes; ++i) byte_rows[kPanel * i + row] = bytes[i];
-      for (int g = 0; g < F::kBlock / kGroup; ++g)
+      for (int g = 0; g < size.elements / kGroup; ++g)
         store_codes<F>(codes + kGroup * g, row, panel + F::kHeadBytes + g * F::kGroupBytes);
     }
   }
@@ -115,7 +117,7 @@ bool pack(const uint8_t* rows, int64_t stride, int64_t num_rows, int64_t num_blo
 /// A product of up to R rows that reads a panel and keeps its words in registers: the same sums in the same order as
 /// those of microkernels.cc. Many rows take half of the panel's lanes at a time, so that sums stay in registers, too.
 template <class F, int R, int Parts>
-void few_rows(const MicroArgs& x) {
+void few_rows(const MicroArgs& x, int64_t size) {
   const auto rows = static_cast<int>(x.rows);
   for (int half = 0; half < 2; half += Parts) {
     __m512 acc[R][Parts];
@@ -139,7 +141,7 @@ void few_rows(const MicroArgs& x) {
           if constexpr (Parts == 2) acc[r][1] = _mm512_dpbf16_ps(acc[r][1], factor, (__m512bh)high);
         }
       };
-      each_group<F>(reinterpret_cast<const uint8_t*>(x.b[s->term]), begin, end,
+      each_group<F>(reinterpret_cast<const uint8_t*>(x.b[s->term]), size, begin, end,
                     [&](const uint8_t* block, int group, int64_t k) TILEWISE_INLINED {
                       if (half == 0) prefetch_ahead<F>(block, group);
                       const int64_t first = (k - begin) / 2;
@@ -180,20 +182,25 @@ void few_rows(const MicroArgs& x) {
       for (int p = 0; p < Parts; ++p) _mm512_storeu_ps(x.out + r * x.out_pitch + 16 * (half + p), acc[r][p]);
   }
 }
-#define TILEWISE_FEW(F)                                                            \
-  {few_rows<F, 1, 2>,  few_rows<F, 2, 2>,  few_rows<F, 3, 2>,  few_rows<F, 4, 2>,  \
-   few_rows<F, 8, 1>,  few_rows<F, 8, 1>,  few_rows<F, 8, 1>,  few_rows<F, 8, 1>,  \
-   few_rows<F, 12, 1>, few_rows<F, 12, 1>, few_rows<F, 12, 1>, few_rows<F, 12, 1>, \
-   few_rows<F, 16, 1>, few_rows<F, 16, 1>, few_rows<F, 16, 1>, few_rows<F, 16, 1>}
-#else
-#define TILEWISE_FEW(F) \
-  {                     \
-  }
+template <class F>
+constexpr QuantisedFormat::FewRows few_rows_of(int rows) {
+  return rows == 1   ? few_rows<F, 1, 2>
+         : rows == 2 ? few_rows<F, 2, 2>
+         : rows <= 4 ? few_rows<F, 4, 2>
+         : rows <= 8 ? few_rows<F, 8, 1>
+                     : few_rows<F, 16, 1>;
+}
 #endif
 
+/// `block` is for formats with blocks of several sizes.
 template <class F>
-constexpr QuantisedFormat entry(const char* name) {
-  return {name, F::kBlock, F::kFileBytes, expand<F>, read_row<F>, pack<F>, TILEWISE_FEW(F)};
+constexpr QuantisedFormat entry(const char* name, int64_t block = F::kBlock) {
+  const int64_t bytes = (F::kHeadBytes + block / kGroup * F::kGroupBytes) / kPanel;
+  QuantisedFormat format = {name, block, bytes, expand<F>, read_row<F>, pack<F>, {}};
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+  for (int rows = 1; rows <= kRegisterRows; ++rows) format.few[rows - 1] = few_rows_of<F>(rows);
+#endif
+  return format;
 }
 
 }  // namespace
@@ -212,20 +219,20 @@ const QuantisedFormat kFormats[kNumFormats] = {
     entry<IQ4NL>("iq4_nl"),
     entry<IQ4XS>("iq4_xs"),
     entry<MXFP4>("mxfp4"),
-    entry<Int4<32>>("int4_g32"),
-    entry<Int4<32, true>>("int4_g32_bf16"),
-    entry<Int4<64>>("int4_g64"),
-    entry<Int4<64, true>>("int4_g64_bf16"),
-    entry<Int4<128>>("int4_g128"),
-    entry<Int4<128, true>>("int4_g128_bf16"),
-    entry<Int8<128>>("int8_g128"),
-    entry<Int8<128, true>>("int8_g128_bf16"),
-    entry<Int8<512>>("int8_g512"),
-    entry<Int8<512, true>>("int8_g512_bf16"),
-    entry<Float8<128, false>>("fp8_e4m3_g128_bf16"),
-    entry<Float8<128, true>>("fp8_e4m3_g128_f32"),
-    entry<Float8<512, false>>("fp8_e4m3_g512_bf16"),
-    entry<Float8<512, true>>("fp8_e4m3_g512_f32"),
+    entry<Integers<4, false>>("int4_g32", 32),
+    entry<Integers<4, true>>("int4_g32_bf16", 32),
+    entry<Integers<4, false>>("int4_g64", 64),
+    entry<Integers<4, true>>("int4_g64_bf16", 64),
+    entry<Integers<4, false>>("int4_g128", 128),
+    entry<Integers<4, true>>("int4_g128_bf16", 128),
+    entry<Integers<8, false>>("int8_g128", 128),
+    entry<Integers<8, true>>("int8_g128_bf16", 128),
+    entry<Integers<8, false>>("int8_g512", 512),
+    entry<Integers<8, true>>("int8_g512_bf16", 512),
+    entry<Float8<false>>("fp8_e4m3_g128_bf16", 128),
+    entry<Float8<true>>("fp8_e4m3_g128_f32", 128),
+    entry<Float8<false>>("fp8_e4m3_g512_bf16", 512),
+    entry<Float8<true>>("fp8_e4m3_g512_f32", 512),
 };
 
 QuantisedFns quantised_fns() {
@@ -236,11 +243,13 @@ QuantisedFns quantised_fns() {
   };
   fns.pack = [](int64_t number, const std::byte* rows, int64_t stride, int64_t num_rows, int64_t num_blocks,
                 std::byte* panel) {
-    return kFormats[number].pack(reinterpret_cast<const uint8_t*>(rows), stride, num_rows, num_blocks,
-                                 reinterpret_cast<uint8_t*>(panel));
+    const QuantisedFormat& format = kFormats[number];
+    return format.pack(reinterpret_cast<const uint8_t*>(rows), stride, num_rows, format.block, num_blocks,
+                       reinterpret_cast<uint8_t*>(panel));
   };
   fns.read_row = [](int64_t number, const std::byte* panel, int64_t row, int64_t cols, uint16_t* to) {
-    kFormats[number].read_row(reinterpret_cast<const uint8_t*>(panel), row, cols, to);
+    const QuantisedFormat& format = kFormats[number];
+    format.read_row(reinterpret_cast<const uint8_t*>(panel), format.block, row, cols, to);
   };
   return fns;
 }

@@ -11,19 +11,23 @@ inline constexpr int kRegisterRows = 16;
 inline constexpr int kRegisterRows = 0;
 #endif
 
-/// A format's functions. Panels are described in format.h; `panel` is the first byte of one.
+/// A format's functions. Panels are described in format.h; `panel` is the first byte of one. All take the elements of a
+/// block, because some formats have blocks of several sizes.
 struct QuantisedFormat {
+  using FewRows = void (*)(const MicroArgs& call, int64_t block);
+
   const char* name;  // of src/tilewise/formats
   int64_t block, block_bytes;
   /// Elements [begin, end) along k as words [step][32]; `begin` is even.
-  void (*expand)(const uint8_t* panel, int64_t begin, int64_t end, uint32_t* to);
+  void (*expand)(const uint8_t* panel, int64_t block, int64_t begin, int64_t end, uint32_t* to);
   /// The first `cols` elements of a row.
-  void (*read_row)(const uint8_t* panel, int64_t row, int64_t cols, bf16* to);
+  void (*read_row)(const uint8_t* panel, int64_t block, int64_t row, int64_t cols, bf16* to);
   /// Makes blocks of a panel from up to 32 rows of a file, `stride` bytes apart. Missing rows become zero. Returns
   /// whether all scales are finite.
-  bool (*pack)(const uint8_t* rows, int64_t stride, int64_t num_rows, int64_t num_blocks, uint8_t* panel);
+  bool (*pack)(const uint8_t* rows, int64_t stride, int64_t num_rows, int64_t block, int64_t num_blocks,
+               uint8_t* panel);
   /// Micro-kernels of 1 to kRegisterRows rows, at x.rows - 1.
-  MicroFn few[kRegisterRows + 1];
+  FewRows few[kRegisterRows + 1];
 };
 
 inline constexpr int64_t kNumFormats = 27;

@@ -262,7 +262,6 @@ TILEWISE_INLINE void expand_group(const uint8_t* block, int group, uint32_t* to)
           minima[h][32 * part + 2 * r + parity] = m[r];
         }
     }
-#pragma GCC unroll 16
   for (int step = 0; step < kGroupSteps; ++step) {
     const int h = F::kSpan < kGroup ? step / 8 : 0;
     for (int lane = 0; lane < kGroupLanes; lane += kLanes) {
@@ -275,19 +274,31 @@ TILEWISE_INLINE void expand_group(const uint8_t* block, int group, uint32_t* to)
 #endif
 }
 
+/// Elements of a block, and the bytes of a panel's block.
+template <class F>
+struct BlockSize {
+  int64_t elements, bytes;
+
+  TILEWISE_MEMBER explicit BlockSize(int64_t at_run_time)
+      : elements(F::kBlock == 0 ? at_run_time : F::kBlock), bytes(F::kHeadBytes + elements / kGroup * F::kGroupBytes) {}
+};
+
 /// Calls body(block, group, first) for every group that has elements in [begin, end) along k.
 template <class F, class Body>
-TILEWISE_INLINE void each_group(const uint8_t* panel, int64_t begin, int64_t end, const Body& body) {
+TILEWISE_INLINE void each_group(const uint8_t* panel, int64_t block_size, int64_t begin, int64_t end,
+                                const Body& body) {
+  const BlockSize<F> size(block_size);
   for (int64_t k = begin - begin % kGroup; k < end; k += kGroup) {
-    const int64_t block = k / F::kBlock;
-    body(panel + block * F::kPanelBytes, static_cast<int>((k - block * F::kBlock) / kGroup), k);
+    const int64_t block = k / size.elements;
+    body(panel + block * size.bytes, static_cast<int>((k - block * size.elements) / kGroup), k);
   }
 }
 
 /// Prefetches the memory of a group that follows later.
 template <class F>
 TILEWISE_INLINE void prefetch_ahead(const uint8_t* block, int group) {
-  constexpr int64_t kAheadBytes = 4 << 10, kShare = F::kPanelBytes * kGroup / F::kBlock;
+  constexpr int64_t kAheadBytes = 4 << 10,
+                    kShare = F::kGroupBytes + F::kHeadBytes * kGroup / (F::kBlock == 0 ? 128 : F::kBlock);
   for (int64_t i = 0; i < kShare; i += 64) __builtin_prefetch(block + kAheadBytes + group * kShare + i, 0, 3);
 }
 

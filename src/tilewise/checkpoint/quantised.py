@@ -21,7 +21,7 @@ __all__ = ["QuantisedTensor", "formats_of"]
 class QuantisedTensor:
     """A quantised matrix of a file, or some of its rows.
 
-    Indexing and conversion to an array give its numbers in fp32. Loading takes the blocks as they are.
+    Indexing and conversion to an array give its numbers in bf16. Loading takes the blocks as they are.
 
     Attributes:
         file: the file that contains it.
@@ -84,9 +84,9 @@ class QuantisedTensor:
         """
         return self.read_blocks(self.first_row + first, count)
 
-    def read(self) -> NDArray[np.float32]:
-        """The numbers of all elements in fp32."""
-        return self.format.dequantise(self.blocks(0, self.shape[0]))
+    def read(self) -> NDArray[Any]:
+        """The numbers of all elements in bf16."""
+        return self.format.dequantise(self.blocks(0, self.shape[0])).astype(self.dtype)
 
     def __getitem__(self, key: Any) -> NDArray[Any]:
         if isinstance(key, slice):

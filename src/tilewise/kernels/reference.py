@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tilewise.core.dtypes import DTYPES
+from tilewise.formats import WeightFormat
 from tilewise.kernels.reference_activations import ACTIVATIONS
 from tilewise.kernels.reference_dims import ARITHMETIC, DIMS
 
@@ -39,6 +41,21 @@ def matmul(
         use = slice(None) if ranges is None else ranges[t]
         total = total + _f64(a)[:, use] @ _f64(w)[:, use].T
     return _plus(total, residual)
+
+
+def quantised_numbers(blocks: Array, form: WeightFormat) -> Array:
+    """The bf16 weight that rows of blocks mean."""
+    return form.dequantise(blocks).astype(DTYPES["bf16"].numpy)
+
+
+def matmul_quantised(
+    residual: Array | None,
+    terms: Sequence[tuple[Array, Array]],
+    form: WeightFormat,
+    ranges: Sequence[Any] | None = None,
+) -> F64:
+    """`matmul` with weights in blocks of a format."""
+    return matmul(residual, [(a, quantised_numbers(w, form)) for a, w in terms], ranges)
 
 
 def matmul_dx(
@@ -361,6 +378,11 @@ def embedding(ids: Array, table: Array, vocab_begin: int) -> Array:
     return np.where(inside[:, None], table[np.where(inside, local, 0)], np.zeros((), table.dtype))
 
 
+def embedding_quantised(ids: Array, table: Array, form: WeightFormat, vocab_begin: int) -> Array:
+    """`embedding` with a table in blocks of a format."""
+    return embedding(ids, quantised_numbers(table, form), vocab_begin)
+
+
 def gather_rows(x: Array, index: Array) -> Array:
     """Rows of x."""
     return np.asarray(x[index.reshape(-1)])
@@ -486,6 +508,7 @@ def tree_or(inputs: Sequence[Array]) -> Array:
 
 REFERENCES: dict[str, Any] = {
     "matmul": matmul,
+    "matmul_quantised": matmul_quantised,
     "matmul_dx": matmul_dx,
     "matmul_dw": matmul_dw,
     "gemm": gemm,
@@ -522,6 +545,7 @@ REFERENCES: dict[str, Any] = {
     "cast_bf16_f32": _f64,
     "spread": lambda x, rows, cols: np.full((rows, cols), _f64(x).item()),
     "embedding": embedding,
+    "embedding_quantised": embedding_quantised,
     "gather_rows": gather_rows,
     "cross_entropy_max": cross_entropy_max,
     "cross_entropy_sum": cross_entropy_sum,

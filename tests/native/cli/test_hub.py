@@ -153,6 +153,8 @@ def test_gguf_files_are_named_by_their_quantisation(hub, tmp_path):
         **{f"F16/{name.replace('p-', 'm-F16-')}": content for name, content in parts.items()},
     }
     assert call("some/one").endswith("one-q8_0.gguf") and call("some/one:Q8_0") == call("some/one")
+    server.repositories["some/both"] = {"config.json": b"{}", "m.Q8_0.gguf": whole}
+    assert call("some/both").endswith("/m.Q8_0.gguf")
     server.asked.clear()
     assert call("some/quantised:q4_k_m").endswith("/m-Q4_K_M.gguf") and server.asked == ["m-Q4_K_M.gguf"]
     server.asked.clear()

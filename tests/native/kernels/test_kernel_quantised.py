@@ -1,5 +1,7 @@
 """Quantised weights in panels: their numbers, products and rows, against plain bf16 weights of the same numbers."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -54,7 +56,7 @@ def test_products_and_rows_are_those_of_the_numbers(isa, name, n, blocks, m, dat
     cuts = sorted(
         {0, k, *(2 * data.draw(st.integers(0, k // 2)) for _ in range(data.draw(st.integers(0, 3))))}
     )
-    ranges = list(zip(cuts, cuts[1:]))
+    ranges = list(pairwise(cuts))
     packed, numbers = weight(name, n, k, n + k, isa)
     assert_same_bits(unpack_blocks(packed[0].view(np.uint8), FORMATS[name], n, k, isa=isa), numbers)
     gen, number = rng(m), FORMATS[name].number
@@ -100,5 +102,5 @@ def test_blocks_outside_of_a_part(rows, cols, row, first):
     """Rejected before memory is touched."""
     form = FORMATS["q8_0"]
     memory = np.zeros(quantised_bytes(form, 32, 64), np.uint8)
-    with pytest.raises(ValueError, match="weights.quantised"):
+    with pytest.raises(ValueError, match=r"weights\.quantised"):
         pack_blocks(np.zeros((rows, 68), np.uint8), form, memory, 32, cols, row=row, first_block=first)

@@ -61,6 +61,7 @@ MOVES = {
     "cast_f32_bf16",
     "cast_bf16_f32",
     "embedding",
+    "embedding_quantised",
     "gather_rows",
     "spread",
     "tree_or",

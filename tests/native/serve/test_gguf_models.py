@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from native.models.families import our_logits
+from native.server.served import Served
 from tilewise.checkpoint import save_pretrained
 from tilewise.models.llama import LlamaConfig
 from tilewise.serve import LLM, SamplingParams
@@ -86,3 +87,17 @@ def test_greedy_answers_make_sense(file):
         (answer,) = llm.chat([question], SamplingParams(temperature=0, max_tokens=60))
     assert "Paris" in answer.outputs[0].text
     assert answer.outputs[0].finish_reason == "stop"
+
+
+def test_a_server_answers_conversations(file):
+    """`tilewise serve FILE`: a chat over HTTP uses the file's template and end tokens."""
+    server = Served(file, "--max-model-len", "256", "--served-model-name", "smollm2")
+    try:
+        server.wait_ready()
+        messages = [{"role": "user", "content": "What is the capital of France?"}]
+        body = {"model": "smollm2", "messages": messages, "temperature": 0, "max_tokens": 60}
+        status, answer = server.ask("/v1/chat/completions", body)
+        assert status == 200 and "Paris" in answer["choices"][0]["message"]["content"]
+        assert answer["choices"][0]["finish_reason"] == "stop"
+    finally:
+        server.close()

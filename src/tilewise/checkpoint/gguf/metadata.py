@@ -104,6 +104,7 @@ class Metadata:
 
 def decimal(value: float) -> float:
     """The shortest decimal that rounds to the same number of 32 bits, if `value` has 32 bits."""
+    number = float(value)
     with np.errstate(over="ignore"):
-        single = np.float32(value)
-    return float(str(single)) if single == value else float(value)
+        single = np.float32(number)
+    return float(str(single)) if float(single) == number else number

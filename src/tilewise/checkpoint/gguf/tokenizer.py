@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tilewise.checkpoint.gguf.metadata import Metadata
+from tilewise.core.log import warn_once
 from tilewise.core.validation import shown
 from tilewise.files.reading import Unreadable
 
@@ -273,6 +274,12 @@ def _byte_level(own: Metadata, texts: Sequence[str], kinds: Sequence[int]) -> di
         raise Unreadable(
             f"tokenizer.ggml.pre must be one of {', '.join(name for name in _PRE if name)}; got {shown(pre)}, which "
             "is not supported"
+        )
+    if not pre:
+        warn_once(
+            "checkpoint",
+            "[checkpoint.gguf] a file has no tokenizer.ggml.pre, so texts are divided as llama.cpp divides them then; "
+            "some may have other tokens than the original's: use a newer conversion of the model",
         )
     vocabulary = _vocabulary(texts, kinds)
     merges = [list(pair) for pair in _stored_merges(own, vocabulary)]
