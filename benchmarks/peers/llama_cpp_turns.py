@@ -5,7 +5,8 @@ Runs with a Python of its own that has `llama-cpp-python`, `gguf` and `numpy`, a
     python -m venv llama
     CMAKE_ARGS="-DGGML_NATIVE=ON" llama/bin/pip install llama-cpp-python gguf numpy
 
-The model is a GGUF file of the shape that --serve gives as JSON, with random weights, made in a temporary folder. Each
+The model is the GGUF file that --serve names in JSON, or one of the shape that it gives, with random weights, made in a
+temporary folder. Each
 line of standard input is a number N; the answer is a line of JSON: seconds of N tokens, each decoded alone behind a
 short context, and of one prompt, from an empty cache. With --write it only writes that file, for llama.cpp's server.
 """
@@ -41,6 +42,14 @@ def write_tokens(writer: gguf.GGUFWriter, vocab_size: int) -> None:
     writer.add_unk_token_id(0)
 
 
+def random_blocks(drawn: np.ndarray, kind: gguf.GGMLQuantizationType, *sizes: int) -> np.ndarray:
+    """Q4_K, which the package cannot quantise: random codes, with the scales of small weights."""
+    elements, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+    codes = np.resize(drawn.view(np.uint8), (sizes[0], sizes[1] // elements, num_bytes)).copy()
+    codes[..., :4] = np.array([2e-5, 2e-4], np.float16).view(np.uint8)  # scale and minimum of a block
+    return codes.reshape(sizes[0], -1)
+
+
 def write_model(path: Path, shape: dict[str, Any], dtype: str) -> None:
     """A Llama of this shape with random weights."""
     hidden, inner = shape["hidden_size"], shape["intermediate_size"]
@@ -57,12 +66,14 @@ def write_model(path: Path, shape: dict[str, Any], dtype: str) -> None:
     writer.add_rope_dimension_count(head)
     writer.add_vocab_size(vocab)
     write_tokens(writer, vocab)
-    kind = gguf.GGMLQuantizationType.BF16 if dtype == "bf16" else gguf.GGMLQuantizationType.F32
+    kind = gguf.GGMLQuantizationType[dtype.upper()]
     drawn = np.random.default_rng(0).standard_normal(1 << 20, dtype=np.float32) * np.float32(0.02)
 
     def add(name: str, *sizes: int) -> None:
         if len(sizes) == 1:
             writer.add_tensor(name, np.ones(sizes, np.float32))
+        elif kind == gguf.GGMLQuantizationType.Q4_K:
+            writer.add_tensor(name, random_blocks(drawn, kind, *sizes), raw_dtype=kind)
         else:
             values = np.resize(drawn, sizes)
             writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
@@ -96,10 +107,11 @@ def seconds_of(model: llama_cpp.Llama, ids: list[int]) -> float:
 
 def serve(asked: dict[str, Any], threads: int) -> None:
     """Turns, until standard input ends."""
-    shape, prompt, context = asked["shape"], asked["prompt"], asked["context"]
+    prompt, context = asked["prompt"], asked["context"]
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.gguf"
-        write_model(path, shape, asked["dtype"])
+        path = Path(asked.get("file", Path(folder) / "model.gguf"))
+        if "file" not in asked:
+            write_model(path, asked["shape"], asked["dtype"])
         model = llama_cpp.Llama(
             str(path),
             n_ctx=2 * prompt,
@@ -109,7 +121,7 @@ def serve(asked: dict[str, Any], threads: int) -> None:
             n_threads_batch=threads,
             verbose=False,
         )
-    ids = [int(id_) for id_ in np.random.default_rng(0).integers(300, shape["vocab_size"], prompt)]
+    ids = [int(id_) for id_ in np.random.default_rng(0).integers(300, model.n_vocab(), prompt)]
     for line in sys.stdin:
         model.reset()
         prefill = seconds_of(model, ids)
