@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -22,6 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +155,7 @@ class Product:
 
     def __init__(self, name: str, flat: np.ndarray) -> None:
         cuts = [self.K * c // self.SPLITS for c in range(self.SPLITS + 1)]
-        self.ints = [0, 1, self.SPLITS, *(c for cut in zip(cuts, cuts[1:]) for c in cut)]
+        self.ints = [0, 1, self.SPLITS, *(c for cut in pairwise(cuts) for c in cut)]
         self.kernel, self.columns = "matmul_bf16", self.K
         if name != "bf16":
             self.kernel = "matmul_quantised_bf16"
@@ -210,10 +210,11 @@ def on_all_cores(work: Callable[[int], None], cores: int) -> float:
 
 
 def peak_of(path: Path) -> None:
-    """In a process of its own: the peak of resident memory after a few tokens, as JSON."""
+    """In a process of its own: the peak of resident memory after a few tokens, in bytes."""
     llm = tw.LLM(str(path), max_model_len=PROMPT, max_num_seqs=1)
     llm.generate([[5, 6, 7]], tw.SamplingParams(max_tokens=4))
-    print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
+    status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+    print(1024 * int(status["VmHWM"].split()[0]))
 
 
 def peak_memory(path: Path, title: str) -> None:
@@ -221,7 +222,7 @@ def peak_memory(path: Path, title: str) -> None:
     done = subprocess.run(
         [sys.executable, __file__, "--peak-of", path], capture_output=True, text=True, check=True
     )
-    ratio = json.loads(done.stdout.splitlines()[-1]) / path.stat().st_size
+    ratio = int(done.stdout.splitlines()[-1]) / path.stat().st_size
     must, goal = PEAK
     name = f"{title}: peak resident memory over the file"
     show(Figure(name, ratio, "x", less_is_better=True, must=must, goal=goal))
