@@ -1,5 +1,6 @@
 """Processes of a group: equal start, end with their leader, and no leftovers."""
 
+import gc
 import os
 import re
 import signal
@@ -44,6 +45,7 @@ def are_gone(pids, within_s=5.0):
 
 def left_open():
     """Possible leftovers of a group: descriptors of this process. Its memory has no names: see `named_memory`."""
+    gc.collect()  # otherwise files of earlier tests may be closed in between
     return sorted(os.listdir("/proc/self/fd"))
 
 

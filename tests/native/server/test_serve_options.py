@@ -39,6 +39,7 @@ ENGINE = {
     "data-parallel-size": ("3", 3),
     "dtype": ("f32", "f32"),
     "load-format": ("dummy", "dummy"),
+    "quantization": ("int4", "int4"),
     "max-model-len": ("1k", 1000),
     "max-num-seqs": ("4", 4),
     "max-num-batched-tokens": ("5", 5),
