@@ -14,6 +14,7 @@ import transformers
 
 import tilewise as tw
 from tilewise import models
+from tilewise.checkpoint import formats_of
 from tilewise.models import ModelConfig
 
 Array = np.ndarray
@@ -191,18 +192,32 @@ def decoding_inputs(ids: Sequence[int], max_blocks: int) -> dict[str, Array]:
 
 
 def our_logits(
-    directory: Path, ids: Sequence[int], dtype: str = "f32", mesh: Mapping[str, int] | None = None
+    directory: Path,
+    ids: Sequence[int],
+    dtype: str = "f32",
+    mesh: Mapping[str, int] | None = None,
+    *,
+    calls: Sequence[int] = (),
 ) -> Array:
-    """Logits `[T, V]`; the context limit is the text's length."""
+    """Logits `[T, V]`; the context limit is the text's length. Quantised weights stay quantised in
+    bf16. `calls` are the numbers of tokens of several calls; by default one call has them all.
+    """
     config = models.open(directory)
+    weights = models.open_weights(directory, config)
     count = len(ids)
     blocks = -(-count // models.BLOCK_SIZE)
-    graph = tw.ComputeGraph(config.model_type)
+    graph = tw.ComputeGraph(config.model_type, formats=formats_of(weights) if dtype == "bf16" else {})
     models.build_decoding_graph(graph, config, count, count, blocks, dtype, context=count)
     with graph.instantiate(graph.plan(mesh or {"tp": 1})) as instance:
-        instance.load_parameters(models.open_weights(directory, config))
-        instance.forward(**decoding_inputs(ids, blocks))
-        return np.array(instance.get_tensor("logits"), np.float32)
+        instance.load_parameters(weights)
+        logits, whole = [], decoding_inputs(ids, blocks)
+        ends = np.cumsum(calls or [count])
+        assert ends[-1] == count
+        for begin, end in zip([0, *ends], ends):
+            part = {name: value[begin:end] for name, value in whole.items()}
+            instance.forward(**{**part, "rows": whole["rows"][: end - begin]})
+            logits.append(np.array(instance.get_tensor("logits"), np.float32))
+        return np.concatenate(logits)
 
 
 def training_graph(config: ModelConfig, batch: int, seq: int, dtype: str = "f32") -> tw.ComputeGraph:
