@@ -128,7 +128,8 @@ def write_model(
         values = tensor.float().numpy()
         is_turned = architecture == "gpt2" and ".h." in name and values.ndim == 2
         values = np.ascontiguousarray(values.T) if is_turned else values
-        moved = next((n for part, n in heads.items() if part in name), 0) if architecture == "llama" else 0
+        is_permuted = architecture in ("llama", "smollm3", "granite") and "proj" in name
+        moved = next((n for part, n in heads.items() if part in name), 0) if is_permuted else 0
         if moved:
             values = values.reshape(moved, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
         is_shifted = architecture.startswith("gemma") and name.endswith("norm.weight")
@@ -212,6 +213,11 @@ def add_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
         if kind == "longrope" and scale > 1:
             original = config.original_max_position_embeddings
             writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(original)))
+    if config.model_type == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
     if config.model_type.startswith("gemma"):
         writer.add_sliding_window(config.sliding_window)
     if config.model_type == "gemma2":

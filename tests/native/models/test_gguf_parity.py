@@ -23,9 +23,6 @@ WIDE = {**SMALL, "hidden_size": 256, "intermediate_size": 1024, "head_dim": 64, 
 WIDE |= {"num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 512}
 CALLS = (1, 2, 3, 4, 5, 8, 16, 33)
 NAMES = [case.name for case in CASES if not case.name.startswith("mistral")]
-NAMES = [
-    name for name in NAMES if BY_NAME[name].family not in ("smollm3", "olmo2", "granite")
-]  # not read from GGUF
 NAMES.remove("qwen2-windows")  # files do not say which layers have windows
 NAMES.remove("gpt2-relu")  # nor other activations
 EVERYDAY = ("llama-llama3", "gemma3")
@@ -39,6 +36,8 @@ def _changes(case):
     more = {**SMALL}
     if case.family == "gpt2":
         more = {"n_embd": 64, "n_head": 4}
+    if case.family == "smollm3":  # every fourth layer has no positions
+        more |= {"num_hidden_layers": 5, "no_rope_layers": None, "no_rope_layer_interval": 4}
     if case.family.startswith("gemma"):
         more["query_pre_attn_scalar"] = 16  # llama.cpp: the size of a head
     if case.name == "llama-llama3":

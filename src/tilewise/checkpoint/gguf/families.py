@@ -47,6 +47,11 @@ _OF_GEMMA = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_OF_OLMO2 = {
+    **_IN_LAYER,
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _OF_GPT2 = {
     "attn_norm": "ln_1",
     "attn_qkv": "attn.c_attn",
@@ -90,7 +95,10 @@ _NEUTRAL = {
     "embedding_scale": 0,
     "use_parallel_residual": False,
 }
-_ENCODES = ("attention.causal", "bert")
+_EFFECTIVE = {  # such keys that a family has
+    "bert": {"attention.causal"},
+    "granite": {"attention.scale", "logit_scale", "residual_scale", "embedding_scale"},
+}
 _MOST_FACTORS = 1 << 10
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 _HALF_PRECISION = 1e-5  # relative error of factors that were computed in fp32
@@ -158,7 +166,7 @@ class Family:
         for key, neutral in _NEUTRAL.items():
             value = source.values.get(key)
             is_neutral = isinstance(value, bool | int | float) and value == neutral
-            if value is not None and not is_neutral and (key, self.model_type) != _ENCODES:
+            if value is not None and not is_neutral and key not in _EFFECTIVE.get(self.model_type, ()):
                 raise Unreadable(f"{source.values.prefix}{key} = {shown(value, 40)} is not supported")
         config = {"architectures": [self.architecture], "model_type": self.model_type}
         return {**config, "vocab_size": source.rows("token_embd.weight"), **self.describe(source)}
@@ -240,6 +248,23 @@ def _qwen2(source: Source, config: dict[str, Any]) -> dict[str, Any]:
 def _qwen3(source: Source, config: dict[str, Any]) -> dict[str, Any]:
     has_bias = "blk.0.attn_q.bias" in source.shapes
     return {"attention_bias": has_bias, "rope_scaling": _scaling(source.values)}
+
+
+def _olmo2(source: Source, config: dict[str, Any]) -> dict[str, Any]:
+    if source.values.get("attention.sliding_window") is not None:
+        raise Unreadable(f"{source.values.prefix}attention.sliding_window is not supported: it is OLMo 3")
+    return {"attention_bias": False, "rope_scaling": _scaling(source.values)}
+
+
+def _granite(source: Source, config: dict[str, Any]) -> dict[str, Any]:
+    values = source.values
+    return {
+        **_llama(source, config),
+        "attention_multiplier": values.number("attention.scale"),
+        "embedding_multiplier": values.number("embedding_scale"),
+        "residual_multiplier": values.number("residual_scale"),
+        "logits_scaling": values.number("logit_scale"),
+    }
 
 
 def _gpt2(source: Source) -> dict[str, Any]:
@@ -385,6 +410,9 @@ def _decimals(numbers: NDArray[Any]) -> list[float]:
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family("llama", "LlamaForCausalLM", partial(_decoder, _llama), is_permuted=True),
+    "smollm3": Family("smollm3", "SmolLM3ForCausalLM", partial(_decoder, _llama), is_permuted=True),
+    "granite": Family("granite", "GraniteForCausalLM", partial(_decoder, _granite), is_permuted=True),
+    "olmo2": Family("olmo2", "Olmo2ForCausalLM", partial(_decoder, _olmo2), _OF_OLMO2),
     "qwen2": Family("qwen2", "Qwen2ForCausalLM", partial(_decoder, _qwen2)),
     "qwen3": Family("qwen3", "Qwen3ForCausalLM", partial(_decoder, _qwen3)),
     "phi3": Family("phi3", "Phi3ForCausalLM", partial(_decoder, _phi3), _OF_PHI3),
@@ -397,4 +425,6 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "bert": Family("bert", "BertModel", _bert, _OF_BERT, _TOP_OF_BERT, "bert.encoder.layer"),
 }
-"""By `general.architecture`. Mistral's files name the architecture llama."""
+"""By `general.architecture`. Mistral's files name the architecture llama. SmolLM3's do not say which
+layers have no rotary positions: as in llama.cpp, every fourth, which is the configuration's default.
+"""
