@@ -410,9 +410,6 @@ def _decimals(numbers: NDArray[Any]) -> list[float]:
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family("llama", "LlamaForCausalLM", partial(_decoder, _llama), is_permuted=True),
-    "smollm3": Family("smollm3", "SmolLM3ForCausalLM", partial(_decoder, _llama), is_permuted=True),
-    "granite": Family("granite", "GraniteForCausalLM", partial(_decoder, _granite), is_permuted=True),
-    "olmo2": Family("olmo2", "Olmo2ForCausalLM", partial(_decoder, _olmo2), _OF_OLMO2),
     "qwen2": Family("qwen2", "Qwen2ForCausalLM", partial(_decoder, _qwen2)),
     "qwen3": Family("qwen3", "Qwen3ForCausalLM", partial(_decoder, _qwen3)),
     "phi3": Family("phi3", "Phi3ForCausalLM", partial(_decoder, _phi3), _OF_PHI3),
@@ -420,6 +417,9 @@ FAMILIES: Mapping[str, Family] = {
     "gemma3": Family(
         "gemma3_text", "Gemma3ForCausalLM", partial(_decoder, _gemma3), _OF_GEMMA, norm_offset=1.0
     ),
+    "smollm3": Family("smollm3", "SmolLM3ForCausalLM", partial(_decoder, _llama), is_permuted=True),
+    "granite": Family("granite", "GraniteForCausalLM", partial(_decoder, _granite), is_permuted=True),
+    "olmo2": Family("olmo2", "Olmo2ForCausalLM", partial(_decoder, _olmo2), _OF_OLMO2),
     "gpt2": Family(
         "gpt2", "GPT2LMHeadModel", _gpt2, _OF_GPT2, _TOP_OF_GPT2, "transformer.h", is_transposed=True
     ),
