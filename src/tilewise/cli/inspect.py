@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilewise.checkpoint.gguf.tokenizer import end_tokens
-from tilewise.checkpoint.quantised import QuantisedTensor
+from tilewise.checkpoint.quantised import QuantisedTensor, formats_of
 from tilewise.cli.estimate import DeviceProperties
 from tilewise.core import CheckpointError
 from tilewise.core.limits import available_memory
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["describe_model"]
 
 _DTYPES = {"bf16": 2, "f32": 4}
+_KEPT = "quantised"
 _DESCRIBED = ("name", "organization", "quantized_by", "license", "size_label", "file_type")
 _MOST_ENDS = 8
 _WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".gguf")
@@ -71,6 +72,9 @@ def describe_model(source: Path, device: DeviceProperties, ignore: Sequence[str]
     if file is not None:
         yield from _metadata(file)
     sizes = {name: footprint(config, bits=8 * size, shapes=shapes) for name, size in _DTYPES.items()}
+    kept = {} if stored is None else {name: stored[name].nbytes for name in formats_of(stored)}
+    if kept:
+        sizes = {_KEPT: footprint(config, shapes=shapes, num_bytes=kept), **sizes}
     in_memory = (f"{name} {format_bytes(size.weights)}" for name, size in sizes.items())
     yield f"weights in memory: {', '.join(in_memory)}"
     if not models.is_encoder(config):
@@ -165,8 +169,9 @@ def _speed(config: ModelConfig, sizes: Mapping[str, Footprint], device: DevicePr
         return
     yield f"{'the device' if device.bandwidth else 'this machine'} reads {bandwidth / 1e9:.1f} GB/s from memory"
     for name, size in sizes.items():
-        flops = device.flops or measure_flops(name)
-        rate = f"{flops / (2 * size.read / _DTYPES[name]):,.0f} tokens/s"
+        dtype = "bf16" if name == _KEPT else name
+        flops = device.flops or measure_flops(dtype)
+        rate = f"{flops / (2 * sizes[dtype].read / _DTYPES[dtype]):,.0f} tokens/s"
         line = f"{name}: cores reach {flops / 1e9:.0f} GFLOP/s, so prefill is at most {rate}"
         if not models.is_encoder(config):
             most, each = size.tokens_per_second(bandwidth), format_bytes(size.read)

@@ -57,6 +57,7 @@ def footprint(
     bits: float = 16,
     matrix_bits: float | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
+    num_bytes: Mapping[str, int] | None = None,
 ) -> Footprint:
     """The bytes of a model.
 
@@ -68,11 +69,14 @@ def footprint(
         bits: of elements of the KV cache and of weights.
         matrix_bits: of elements of matrices in layers and of a separate head; by default `bits`.
         shapes: of the parameters; by default those that the configuration describes.
+        num_bytes: bytes of quantised weights, by name.
     """
     shapes = dict(parameter_shapes(config)) if shapes is None else shapes
     matrix_bits = bits if matrix_bits is None else matrix_bits
 
     def size(name: str, shape: tuple[int, ...]) -> float:
+        if num_bytes is not None and name in num_bytes:
+            return num_bytes[name]
         is_matrix = len(shape) > 1 and not name.startswith("embed")
         return prod(shape) * (matrix_bits if is_matrix else bits) / 8
 
