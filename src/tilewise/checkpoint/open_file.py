@@ -1,15 +1,19 @@
-"""A file that is open while one of its tensors is in use."""
+"""A file that is open while one of its tensors is in use, and what such tensors have in common."""
 
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tilewise.core import CheckpointError
 
-__all__ = ["OpenFile"]
+__all__ = ["OpenFile", "RowsOfFile"]
 
 
 @dataclass(frozen=True)
@@ -51,3 +55,35 @@ class OpenFile:
             f"[checkpoint.read] a file of weights must stay as it is while it is read; got {str(self.path)!r}: "
             f"{reason}; load it again when it is complete"
         )
+
+
+class RowsOfFile(ABC):
+    """What tensors of files have in common: they are read when they are indexed or converted to an array."""
+
+    shape: tuple[int, ...]
+
+    @abstractmethod
+    def rows(self, first: int, count: int) -> RowsOfFile:
+        """A range of rows. (The rows of a vector are its elements.)"""
+
+    @abstractmethod
+    def read(self) -> NDArray[Any]:
+        """All elements, as a new array."""
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a tensor without dims has no length")
+        return self.shape[0]
+
+    def __getitem__(self, key: Any) -> NDArray[Any]:
+        if isinstance(key, slice) and self.shape:
+            first, end, step = key.indices(self.shape[0])
+            if step == 1:
+                return self.rows(first, max(0, end - first)).read()
+        return np.asarray(self.read()[key])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        if copy is False:
+            raise ValueError("a tensor in a file cannot be an array without being read")
+        array = self.read()
+        return array if dtype is None else array.astype(dtype, copy=False)

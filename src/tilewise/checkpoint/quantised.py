@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.checkpoint.open_file import OpenFile
+from tilewise.checkpoint.open_file import OpenFile, RowsOfFile
 from tilewise.core.dtypes import DTYPES
 from tilewise.formats import KERNEL_FORMATS, WeightFormat
 
@@ -18,7 +18,7 @@ __all__ = ["QuantisedTensor", "formats_of"]
 
 
 @dataclass(frozen=True)
-class QuantisedTensor:
+class QuantisedTensor(RowsOfFile):
     """A quantised matrix of a file, or some of its rows.
 
     Indexing and conversion to an array give its numbers in bf16. Loading takes the blocks as they are.
@@ -68,9 +68,6 @@ class QuantisedTensor:
         """Bytes of the file that it spans."""
         return self.nbytes
 
-    def __len__(self) -> int:
-        return self.shape[0]
-
     def rows(self, first: int, count: int) -> QuantisedTensor:
         """A range of rows."""
         assert 0 <= first <= first + count <= self.shape[0]
@@ -87,19 +84,6 @@ class QuantisedTensor:
     def read(self) -> NDArray[Any]:
         """The numbers of all elements in bf16."""
         return self.format.dequantise(self.blocks(0, self.shape[0])).astype(self.dtype)
-
-    def __getitem__(self, key: Any) -> NDArray[Any]:
-        if isinstance(key, slice):
-            first, end, step = key.indices(self.shape[0])
-            if step == 1:
-                return self.rows(first, max(0, end - first)).read()
-        return np.asarray(self.read()[key])
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        if copy is False:
-            raise ValueError("a tensor in a file cannot be an array without being read")
-        array = self.read()
-        return array if dtype is None else array.astype(dtype, copy=False)
 
 
 def formats_of(weights: Mapping[str, object]) -> dict[str, str]:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from tilewise.checkpoint.boxes import Box
 from tilewise.checkpoint.header import TensorEntry, dtype_of_name, header_end, parse_header
-from tilewise.checkpoint.open_file import OpenFile
+from tilewise.checkpoint.open_file import OpenFile, RowsOfFile
 from tilewise.checkpoint.quantised import QuantisedTensor
 from tilewise.core import CheckpointError
 from tilewise.core.validation import Validator, shown
@@ -97,7 +97,7 @@ class Checksum:
 
 
 @dataclass(frozen=True)
-class FileTensor:
+class FileTensor(RowsOfFile):
     """A tensor of a file, some of its rows, or its transpose. It is read when it is indexed or
     converted to an array.
 
@@ -146,11 +146,6 @@ class FileTensor:
             return self.nbytes
         return (shape[0] - 1) * self.row_bytes + prod(shape[1:]) * self.dtype.itemsize
 
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError("a tensor without dims has no length")
-        return self.shape[0]
-
     def transpose(self) -> FileTensor:
         """The transpose of a matrix."""
         assert self.ndim == 2
@@ -192,19 +187,6 @@ class FileTensor:
                 for i, row in enumerate(matrix):
                     self.file.read_into(row.data, self.begin + i * self.row_bytes)
         return array.T if self.is_transposed else array
-
-    def __getitem__(self, key: Any) -> NDArray[Any]:
-        if isinstance(key, slice) and self.shape:
-            first, end, step = key.indices(self.shape[0])
-            if step == 1:
-                return self.rows(first, max(0, end - first)).read()
-        return np.asarray(self.read()[key])
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        if copy is False:
-            raise ValueError("a tensor in a file cannot be an array without being read")
-        array = self.read()
-        return array if dtype is None else array.astype(dtype, copy=False)
 
 
 @dataclass(frozen=True)
