@@ -34,7 +34,7 @@ from machine import machine
 
 import tilewise as tw
 from tilewise import models
-from tilewise.checkpoint import formats_of
+from tilewise.checkpoint import formats_of, load_tokenizer
 from tilewise.formats import FORMATS
 from tilewise.kernels.isa import run
 from tilewise.kernels.packing import pack_weight
@@ -148,6 +148,54 @@ def show_file(path: Path, title: str, kind: str, rounds: Rounds, bandwidth: floa
             show(Figure(f"{name}, times llama.cpp", times, "x", **bars))
 
 
+def probabilities(path: Path, title: str, python: Path) -> None:
+    """Perplexity of a fixed text (docs/why.md) relative to llama.cpp's, and the divergence from its probabilities."""
+    text = (Path(__file__).parents[1] / "docs" / "why.md").read_text()
+    config = models.open(path)
+    ids = load_tokenizer(path, config.vocab_size).encode(text).ids[:PROMPT]
+    weights = models.open_weights(path, config)
+    graph, blocks = tw.ComputeGraph("llama", formats=formats_of(weights)), PROMPT // BLOCK_SIZE
+    models.build_decoding_graph(graph, config, PROMPT, blocks, blocks, context=PROMPT, max_rows=PROMPT)
+    with graph.instantiate() as model, tempfile.TemporaryDirectory() as folder:
+        model.load_parameters(weights)
+        rows = np.arange(len(ids), dtype=np.int32)
+        model.forward(
+            **{
+                **inputs_of(1, len(ids), 0, config.vocab_size),
+                "tokens": np.array(ids, np.int32),
+                "rows": rows,
+            }
+        )
+        ours = log_probabilities(np.array(model.get_tensor("logits"), np.float32))
+        (Path(folder) / "ids.json").write_text(json.dumps(ids))
+        script = TURNS.with_name("llama_cpp_logits.py")
+        files = [Path(folder) / "ids.json", Path(folder) / "logits.npy"]
+        subprocess.run([python, script, path, *files], check=True, stderr=subprocess.DEVNULL)
+        theirs = log_probabilities(np.load(files[1]))
+    both = [float(np.exp(-p[rows[:-1], ids[1:]].mean())) for p in (ours, theirs)]
+    divergence = float((np.exp(theirs) * (theirs - ours)).sum(1).mean())
+    show(
+        Figure(
+            f"{title}: perplexity of {len(ids)} tokens",
+            both[0],
+            "",
+            less_is_better=True,
+            peers={LLAMA: both[1]},
+        )
+    )
+    name = f"{title}: distance of the perplexity from llama.cpp's"
+    show(Figure(name, abs(both[0] / both[1] - 1), "x", less_is_better=True, must=0.02))
+    name = f"{title}: divergence (KL) from llama.cpp"
+    show(Figure(name, divergence, "nats", less_is_better=True, must=0.02))
+
+
+def log_probabilities(logits: np.ndarray) -> np.ndarray:
+    """Of every row, float64 `[T, V]`."""
+    wide = logits.astype(np.float64)
+    wide -= wide.max(1, keepdims=True)
+    return wide - np.log(np.exp(wide).sum(1, keepdims=True))
+
+
 class Product:
     """Products of rows and one weight of 4096 outputs, in several copies that together exceed the caches."""
 
@@ -258,6 +306,8 @@ def main() -> None:
         return
     for path in options.files:
         measure(path, path.stem, "", options)
+        if options.llama_python is not None:
+            probabilities(path, path.stem, options.llama_python)
     if options.llama_python is None:
         print("files of random weights need --llama-python, which makes them", file=sys.stderr)
         return
