@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["describe_model"]
 
 _DTYPES = {"bf16": 2, "f32": 4}
-_KEPT = "quantised"
+_QUANTISED = "quantised"
 _DESCRIBED = ("name", "organization", "quantized_by", "license", "size_label", "file_type")
 _MOST_ENDS = 8
 _WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".gguf")
@@ -72,9 +72,9 @@ def describe_model(source: Path, device: DeviceProperties, ignore: Sequence[str]
     if file is not None:
         yield from _metadata(file)
     sizes = {name: footprint(config, bits=8 * size, shapes=shapes) for name, size in _DTYPES.items()}
-    kept = {} if stored is None else {name: stored[name].nbytes for name in formats_of(stored)}
-    if kept:
-        sizes = {_KEPT: footprint(config, shapes=shapes, num_bytes=kept), **sizes}
+    quantised = {} if stored is None else {name: stored[name].nbytes for name in formats_of(stored)}
+    if quantised:
+        sizes = {_QUANTISED: footprint(config, shapes=shapes, num_bytes=quantised), **sizes}
     in_memory = (f"{name} {format_bytes(size.weights)}" for name, size in sizes.items())
     yield f"weights in memory: {', '.join(in_memory)}"
     if not models.is_encoder(config):
@@ -169,7 +169,7 @@ def _speed(config: ModelConfig, sizes: Mapping[str, Footprint], device: DevicePr
         return
     yield f"{'the device' if device.bandwidth else 'this machine'} reads {bandwidth / 1e9:.1f} GB/s from memory"
     for name, size in sizes.items():
-        dtype = "bf16" if name == _KEPT else name
+        dtype = "bf16" if name == _QUANTISED else name
         flops = device.flops or measure_flops(dtype)
         rate = f"{flops / (2 * sizes[dtype].read / _DTYPES[dtype]):,.0f} tokens/s"
         line = f"{name}: cores reach {flops / 1e9:.0f} GFLOP/s, so prefill is at most {rate}"
