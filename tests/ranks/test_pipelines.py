@@ -127,7 +127,11 @@ def test_random_products_equal_one_device(case):
 
 @pytest.mark.parametrize(
     "stages,chunks,microbatches",
-    [(4, 2, 8), (3, 3, 6), (8, 1, 16), pytest.param(4, 3, 16, marks=pytest.mark.slow)],
+    [
+        (4, 2, 8),
+        (3, 3, 6),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((8, 1, 16), (4, 3, 16))),
+    ],
 )
 def test_many_stages_and_chunks(stages, chunks, microbatches):
     """A layer per virtual stage: the lists of such pipelines do not block each other, and steps are equal."""

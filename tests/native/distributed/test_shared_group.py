@@ -132,7 +132,7 @@ def test_insufficient_descriptors():
             num_errors += 1
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        assert left_open() == before
+        assert left_open(before) == []
     assert num_errors
     with graph.instantiate(plan) as model:
         model.initialize(0)

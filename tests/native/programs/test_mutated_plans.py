@@ -49,9 +49,9 @@ PLANS = {
 
 LARGE = [
     pytest.param(name, marks=pytest.mark.slow)
-    for name in ("dp2tp2", "shared_kv", "hybrid_shards", "shards", "empty_shards")
+    for name in ("tp2", "dp2tp2", "shared_kv", "hybrid_shards", "shards", "empty_shards")
 ]
-SOME = ["tp2", "accumulated", "rings", "files_of_two", *LARGE]
+SOME = ["accumulated", "rings", "files_of_two", *LARGE]
 
 
 @cache

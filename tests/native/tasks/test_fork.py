@@ -102,6 +102,7 @@ def test_a_child_can_open_its_own_runtime(runtime):
     assert in_child(body) == "7.0"
 
 
+@pytest.mark.slow
 def test_fork_while_threads_work(runtime):
     """Calls of a child forked while workers and submitters are busy are rejected, and the parent continues."""
     stop = threading.Event()

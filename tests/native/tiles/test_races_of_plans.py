@@ -9,7 +9,7 @@ from tilewise.session.assemble import native_program
 from tilewise.tiles.checker import find_race
 
 MESHES = [
-    ({"dp": 2, "tp": 2}, {"accumulation": 2}),
+    pytest.param({"dp": 2, "tp": 2}, {"accumulation": 2}, marks=pytest.mark.slow),
     ({"dp": 2, "fsdp": 2}, {}),
     ({"fsdp": 2, "tp": 2}, {"recompute": "full"}),
 ]

@@ -20,7 +20,7 @@ MESHES = [
     {"dp": 2, "fsdp": 2, "tp": 2},
     {"dp": 2, "fsdp": 2, "tp": 4},
 ]
-EVERY_DAY = [MESHES[0], MESHES[3], MESHES[8], MESHES[10]]
+EVERY_DAY = [MESHES[0], MESHES[3], MESHES[8]]
 STOP, END = 3, 5
 
 
