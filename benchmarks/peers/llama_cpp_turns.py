@@ -105,13 +105,13 @@ def seconds_of(model: llama_cpp.Llama, ids: list[int]) -> float:
     return time.perf_counter() - started
 
 
-def serve(asked: dict[str, Any], threads: int) -> None:
+def serve(settings: dict[str, Any], threads: int) -> None:
     """Turns, until standard input ends."""
-    prompt, context = asked["prompt"], asked["context"]
+    prompt, context = settings["prompt"], settings["context"]
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(asked.get("file", Path(folder) / "model.gguf"))
-        if "file" not in asked:
-            write_model(path, asked["shape"], asked["dtype"])
+        path = Path(settings.get("file", Path(folder) / "model.gguf"))
+        if "file" not in settings:
+            write_model(path, settings["shape"], settings["dtype"])
         model = llama_cpp.Llama(
             str(path),
             n_ctx=2 * prompt,

@@ -260,7 +260,6 @@ struct QuantisedProduct : RowProduct<D> {
   void prepare(const MatmulQuantisedKernel& call) {
     format = &kFormats[call.format];
     blocks = call.w;
-    this->max_group = kPanelsAtATime;
   }
   const uint8_t* panel(int64_t term, int64_t number) const {
     return reinterpret_cast<const uint8_t*>(blocks[term].row(number * kPanel));
@@ -271,6 +270,7 @@ struct QuantisedProduct : RowProduct<D> {
 template <class D>
 struct QuantisedForward : QuantisedProduct<D> {
   static constexpr bool kPacksPanels = true;
+  QuantisedForward() { this->max_group = kPanelsAtATime; }
   static int64_t most_steps(int64_t, int64_t) { return kWindowSteps; }
   void pack_panels(uint32_t* to, int64_t words, int64_t first, int64_t count, const Copy& c) {
     for (int64_t p = 0; p < count; ++p)
@@ -293,35 +293,27 @@ inline constexpr int kRowsOf<DotInRegisters> = kRegisterRows > 0 ? kRegisterRows
 
 namespace {
 
-/// For few rows: words are used once, so they stay in registers.
+/// For one row block: panels are read once, block by block, so words need not stay in L2.
 template <class D>
-struct QuantisedRows : QuantisedProduct<D> {
+struct QuantisedOnce : QuantisedProduct<D> {
   static constexpr bool kPacksPanels = false;
   static int64_t most_steps(int64_t, int64_t) { return kMostDirectSteps; }
-  void prepare(const MatmulQuantisedKernel& call) {
-    QuantisedProduct<D>::prepare(call);
-    this->max_group = int64_t{1} << 30;
-  }
   const uint32_t* panel_base(int64_t term, int64_t number) const {
     return reinterpret_cast<const uint32_t*>(this->panel(term, number));
   }
+};
+
+/// For few rows: words stay in registers.
+template <class D>
+struct QuantisedRows : QuantisedOnce<D> {
   void multiply(int64_t rows, const MicroArgs& call) const { this->format->few[rows - 1](call, this->format->block); }
 };
 
 /// For one row block: words stay in L1.
 template <class D>
-struct QuantisedBlock : QuantisedProduct<D> {
-  static constexpr bool kPacksPanels = false;
+struct QuantisedBlock : QuantisedOnce<D> {
   using Dot = typename D::Dot;
 
-  static int64_t most_steps(int64_t, int64_t) { return kMostDirectSteps; }
-  void prepare(const MatmulQuantisedKernel& call) {
-    QuantisedProduct<D>::prepare(call);
-    this->max_group = int64_t{1} << 30;
-  }
-  const uint32_t* panel_base(int64_t term, int64_t number) const {
-    return reinterpret_cast<const uint32_t*>(this->panel(term, number));
-  }
   void multiply(int64_t rows, const MicroArgs& call) const {
     alignas(64) uint32_t words[kBlockSteps * kPanel];
     alignas(64) float sums[kRowsOf<Dot> * kPanel];
@@ -343,13 +335,10 @@ struct QuantisedBlock : QuantisedProduct<D> {
       part.b = &base;
       part.out = is_last ? call.out : s->ends ? nullptr : sums;
       part.out_pitch = is_last ? call.out_pitch : kPanel;
-      if (!is_last) part.expected[0] = part.expected[1] = {};
+      for (int i = 0; i < 2; ++i) part.expected[i] = is_last ? call.expected[i] : Rows{};
       micro_for<Dot, ALayout::kRows>(rows)(part);
       part.init = s->ends ? nullptr : sums;
       part.stack += (s->push - s->pops) * rows * kPanel;
-      if (s->ends && !s->push) part.init = nullptr;
-      part.expected[0] = call.expected[0];
-      part.expected[1] = call.expected[1];
     }
   }
 };

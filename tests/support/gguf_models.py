@@ -126,8 +126,8 @@ def write_model(
         if tied and name == "lm_head.weight":
             continue
         values = tensor.float().numpy()
-        is_turned = architecture == "gpt2" and ".h." in name and values.ndim == 2
-        values = np.ascontiguousarray(values.T) if is_turned else values
+        is_transposed = architecture == "gpt2" and ".h." in name and values.ndim == 2
+        values = np.ascontiguousarray(values.T) if is_transposed else values
         is_permuted = architecture in ("llama", "smollm3", "granite") and "proj" in name
         moved = next((n for part, n in heads.items() if part in name), 0) if is_permuted else 0
         if moved:
@@ -150,7 +150,7 @@ def write_model(
             meant = meant - np.float32(1)
         if moved:
             meant = meant.reshape(moved, -1, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
-        expected[name] = (meant.T if is_turned else meant).astype(ml_dtypes.bfloat16)
+        expected[name] = (meant.T if is_transposed else meant).astype(ml_dtypes.bfloat16)
     finish(writer)
     return expected
 

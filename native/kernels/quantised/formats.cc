@@ -10,7 +10,7 @@ namespace {
 template <class F>
 void expand(const uint8_t* panel, int64_t size, int64_t begin, int64_t end, uint32_t* to) {
   each_group<F>(panel, size, begin, end, [&](const uint8_t* block, int group, int64_t k) TILEWISE_INLINED {
-    prefetch_ahead<F>(block, group);
+    prefetch_group<F>(block, group);
     if (k >= begin && k + kGroup <= end) return expand_group<F>(block, group, to + (k - begin) / 2 * kPanel);
     alignas(64) uint32_t words[kGroupSteps * kPanel];
     expand_group<F>(block, group, words);
@@ -143,7 +143,7 @@ void few_rows(const MicroArgs& x, int64_t size) {
       };
       each_group<F>(reinterpret_cast<const uint8_t*>(x.b[s->term]), size, begin, end,
                     [&](const uint8_t* block, int group, int64_t k) TILEWISE_INLINED {
-                      if (half == 0) prefetch_ahead<F>(block, group);
+                      if (half == 0) prefetch_group<F>(block, group);
                       const int64_t first = (k - begin) / 2;
                       if (k >= begin && k + kGroup <= end)
                         return each_step<F, Parts>(block, group, half,

@@ -296,10 +296,10 @@ TILEWISE_INLINE void each_group(const uint8_t* panel, int64_t block_size, int64_
 
 /// Prefetches the memory of a group that follows later.
 template <class F>
-TILEWISE_INLINE void prefetch_ahead(const uint8_t* block, int group) {
-  constexpr int64_t kAheadBytes = 4 << 10,
+TILEWISE_INLINE void prefetch_group(const uint8_t* block, int group) {
+  constexpr int64_t kPrefetchDistance = 4 << 10,
                     kShare = F::kGroupBytes + F::kHeadBytes * kGroup / (F::kBlock == 0 ? 128 : F::kBlock);
-  for (int64_t i = 0; i < kShare; i += 64) __builtin_prefetch(block + kAheadBytes + group * kShare + i, 0, 3);
+  for (int64_t i = 0; i < kShare; i += 64) __builtin_prefetch(block + kPrefetchDistance + group * kShare + i, 0, 3);
 }
 
 }  // namespace tilewise::kernels::TILEWISE_ISA_NS

@@ -142,16 +142,16 @@ def _open(source: Path, target: Path, part: str | None, show: Callable[[int, int
     from tilewise.checkpoint.torch_files import has_torch_weights, is_torch_file, open_torch_directory
 
     if (model := gguf_model(source)) is not None:
-        _refuse_part(source, part)
+        _require_no_part(source, part)
         return _Source(_in_one_dtype(model.weights(), model.config()["torch_dtype"]), model_dir=source)
     if not source.is_dir():
         if is_torch_file(source):
             return _Source(open_state_dict(source, part))
-        _refuse_part(source, part)
+        _require_no_part(source, part)
         return _Source(open_weights(source))
     if is_distributed(source):
         return _Source(open_distributed(source, part))
-    _refuse_part(source, part)
+    _require_no_part(source, part)
     if has_torch_weights(source):
         return _Source(open_torch_directory(source), model_dir=source)
     try:
@@ -226,7 +226,7 @@ def _refuse_place_of_checkpoints(checkpoint: Path, target: Path) -> None:
         )
 
 
-def _refuse_part(source: Path, part: str | None) -> None:
+def _require_no_part(source: Path, part: str | None) -> None:
     if part is not None:
         raise ConfigError(
             "[cli.convert] --part names a state dict in a file of torch.save or in a distributed checkpoint; got "

@@ -50,8 +50,8 @@ def quantise(values: Array, bits: int, block: int) -> NDArray[np.uint8]:
     rows = np.empty((n, kind.row_bytes(k)), np.uint8)
     step = max(1, _CHUNK_ELEMENTS // max(1, k))
     for first in range(0, n, step):
-        chunk = np.ascontiguousarray(values[first : first + step])
-        rows[first : first + step] = _quantised(chunk, kind, bits, block)
+        block_rows = np.ascontiguousarray(values[first : first + step])
+        rows[first : first + step] = _quantised(block_rows, kind, bits, block)
     return rows
 
 

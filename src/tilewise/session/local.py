@@ -224,7 +224,7 @@ class TensorStore:
             now, self.symbols = self.symbols, [s.max for s in self.plan.shapes.symbols]
             arrays: list[np.ndarray] | None = None
             is_mapped = not any(self._is_moved(tensor, device) for device in devices)
-            if is_mapped and len(self._parts(tensor)) == 1 and spec.storage != "packed":
+            if is_mapped and len(self._parts(tensor)) == 1 and not spec.is_packed:
                 sizes = [self._local(self.plan.shapes.on(device), spec, tensor, 0)[0] for device in devices]
                 if all(local == self._shape(spec) for local in sizes):
                     arrays = [self._array(d, tensor, 0, local, spec) for d, local in zip(devices, sizes)]

@@ -176,7 +176,7 @@ def test_frequencies_of_llama3_are_divisors():
     assert divisors.max() == 8 and divisors.min() == 1
 
 
-REFUSED = [
+REJECTED = [
     (GPT2Config(70, 32, 64, 1, 2), "must be of llama"),
     (Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=5, max_window_layers=1), "sliding windows"),
     (Qwen3Config(**SIZES, attention_bias=True), "qkv_bias"),
@@ -191,7 +191,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("config", "words"), REFUSED)
+@pytest.mark.parametrize(("config", "words"), REJECTED)
 def test_models_that_llama_cpp_does_not_have_are_rejected(config, words):
     """By what it lacks; it would run another model."""
     with pytest.raises(ConfigError, match=words):

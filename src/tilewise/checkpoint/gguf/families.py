@@ -189,7 +189,7 @@ class Family:
         """What was added to a tensor."""
         return self.norm_offset if stored.endswith("norm.weight") else 0.0
 
-    def is_turned(self, stored: str, num_dims: int) -> bool:
+    def has_transpose(self, stored: str, num_dims: int) -> bool:
         """Whether the family's files have the transpose of a tensor."""
         return self.is_transposed and num_dims == 2 and _LAYER.fullmatch(stored) is not None
 

@@ -193,7 +193,7 @@ class GgufModel:
                     raise Unreadable(f"two tensors are {shown(name)}")
                 heads = family.heads_of_rows(stored, config)
                 original = _original(stored, tensor, heads, family.offset(stored))
-                weights[name] = _turned(original) if family.is_turned(stored, tensor.ndim) else original
+                weights[name] = _transposed(original) if family.has_transpose(stored, tensor.ndim) else original
             return weights
         except Unreadable as error:
             raise self._unreadable(error) from None
@@ -240,7 +240,7 @@ def _original(stored: str, tensor: FileTensor | QuantisedTensor, heads: int, off
     return tensor
 
 
-def _turned(tensor: Stored) -> Stored:
+def _transposed(tensor: Stored) -> Stored:
     """The transpose of a matrix. A quantised one is expanded to bf16: its blocks lie along rows."""
     if isinstance(tensor, FileTensor):
         return tensor.transpose()
