@@ -193,7 +193,9 @@ class GgufModel:
                     raise Unreadable(f"two tensors are {shown(name)}")
                 heads = family.heads_of_rows(stored, config)
                 original = _original(stored, tensor, heads, family.offset(stored))
-                weights[name] = _transposed(original) if family.has_transpose(stored, tensor.ndim) else original
+                weights[name] = (
+                    _transposed(original) if family.has_transpose(stored, tensor.ndim) else original
+                )
             return weights
         except Unreadable as error:
             raise self._unreadable(error) from None

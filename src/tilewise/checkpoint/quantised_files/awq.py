@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, Field
 
 from tilewise.checkpoint.quantised import QuantisedTensor
 from tilewise.checkpoint.quantised_files.layers import (
@@ -25,6 +25,7 @@ from tilewise.checkpoint.quantised_files.layers import (
     Array,
     GroupedWeight,
     Layer,
+    Method,
     group_of_columns,
     layers,
 )
@@ -37,7 +38,7 @@ _PER_WORD = 8
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output of each place in a word, lowest bits first
 
 
-class Awq(BaseModel):
+class Awq(Method):
     """The settings of AWQ that decide what its tensors mean.
 
     Attributes:
@@ -46,8 +47,6 @@ class Awq(BaseModel):
         version: the layout of packed codes.
         zero_point: whether there are zero points.
     """
-
-    model_config = ConfigDict(strict=True, extra="ignore")
 
     quant_method: Literal["awq"]
     bits: Literal[4] = Field(validation_alias=AliasChoices("bits", "w_bit"))
@@ -58,18 +57,11 @@ class Awq(BaseModel):
     parts: ClassVar[tuple[str, ...]] = ("qweight", "qzeros", "scales")
 
     def unsupported(self) -> str | None:
-        """What is not supported of these settings; None if everything is."""
+        """See `Method`."""
         return "group_size 0" if self.group_size == 0 else None
 
     def weights(self, files: Mapping[str, FileTensor]) -> Iterator[QuantisedTensor]:
-        """The weight of every quantised layer.
-
-        Args:
-            files: all tensors of a directory, by name.
-
-        Raises:
-            CheckpointError: a layer's tensors contradict each other or the settings.
-        """
+        """See `Method`."""
         return (self._weight(layer) for layer in layers(files, "qweight"))
 
     def _weight(self, layer: Layer) -> QuantisedTensor:

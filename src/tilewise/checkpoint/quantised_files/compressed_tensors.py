@@ -30,6 +30,7 @@ from tilewise.checkpoint.quantised_files.layers import (
     Array,
     GroupedWeight,
     Layer,
+    Method,
     group_of_columns,
     layers,
     unpack_words,
@@ -74,7 +75,7 @@ class _Group(BaseModel):
     format: str | None = None
 
 
-class CompressedTensors(BaseModel):
+class CompressedTensors(Method):
     """The settings of compressed-tensors that decide what its tensors mean.
 
     Attributes:
@@ -100,7 +101,7 @@ class CompressedTensors(BaseModel):
     )
 
     def unsupported(self) -> str | None:
-        """What is not supported of these settings; None if everything is."""
+        """See `Method`."""
         of_groups = {group.format or self.format for group in self.config_groups.values()}
         if self.format != "mixed-precision":
             of_groups.add(self.format)
@@ -117,14 +118,7 @@ class CompressedTensors(BaseModel):
         return None
 
     def weights(self, files: Mapping[str, FileTensor]) -> Iterator[QuantisedTensor]:
-        """The weight of every quantised layer.
-
-        Args:
-            files: all tensors of a directory, by name.
-
-        Raises:
-            CheckpointError: a layer's tensors contradict each other or the settings.
-        """
+        """See `Method`."""
         for layer in layers(files, "weight_packed"):
             yield self._packed(layer)
         for layer in layers(files, "weight"):

@@ -20,10 +20,10 @@ from typing import Annotated, ClassVar, Literal
 
 import ml_dtypes
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from tilewise.checkpoint.quantised import QuantisedTensor
-from tilewise.checkpoint.quantised_files.layers import SCALES, Array, GroupedWeight, Layer, layers
+from tilewise.checkpoint.quantised_files.layers import SCALES, Array, GroupedWeight, Layer, Method, layers
 from tilewise.checkpoint.tensors import FileTensor
 
 __all__ = ["ACTIVATION_PARTS", "FP8", "Fp8", "scaled_weight"]
@@ -41,14 +41,12 @@ _SCALE_PARTS = ("weight_scale_inv", "weight_scale")
 _Size = Annotated[int, Field(ge=1, le=1 << 20)]
 
 
-class Fp8(BaseModel):
+class Fp8(Method):
     """The settings of FP8 files that decide what their tensors mean.
 
     Attributes:
         weight_block_size: outputs and inputs of a block that shares a scale; None: per row or tensor.
     """
-
-    model_config = ConfigDict(strict=True, extra="ignore")
 
     quant_method: Literal["fp8"]
     fmt: Literal["e4m3"] = "e4m3"
@@ -56,19 +54,8 @@ class Fp8(BaseModel):
 
     parts: ClassVar[tuple[str, ...]] = (*_SCALE_PARTS, *ACTIVATION_PARTS)
 
-    def unsupported(self) -> str | None:
-        """What is not supported of these settings; None if everything is."""
-        return None
-
     def weights(self, files: Mapping[str, FileTensor]) -> Iterator[QuantisedTensor]:
-        """The weight of every quantised layer.
-
-        Args:
-            files: all tensors of a directory, by name.
-
-        Raises:
-            CheckpointError: a layer's tensors contradict each other or the settings.
-        """
+        """See `Method`."""
         rows, columns = self.weight_block_size or (0, 0)
         for layer in layers(files, "weight"):
             if files[f"{layer.name}.weight"].dtype == FP8:

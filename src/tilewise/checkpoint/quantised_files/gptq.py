@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, Field
 
 from tilewise.checkpoint.quantised import QuantisedTensor
 from tilewise.checkpoint.quantised_files.layers import (
@@ -30,6 +30,7 @@ from tilewise.checkpoint.quantised_files.layers import (
     Array,
     GroupedWeight,
     Layer,
+    Method,
     group_of_columns,
     layers,
     unpack_words,
@@ -41,7 +42,7 @@ __all__ = ["Gptq"]
 _INT32 = (np.dtype(np.int32),)
 
 
-class Gptq(BaseModel):
+class Gptq(Method):
     """The settings of GPTQ that decide what its tensors mean.
 
     Attributes:
@@ -51,8 +52,6 @@ class Gptq(BaseModel):
         dynamic: exceptions from the settings for some layers, which must only exclude layers.
         is_marlin_format: whether codes are in the order of a GPU kernel.
     """
-
-    model_config = ConfigDict(strict=True, extra="ignore")
 
     quant_method: Literal["gptq"]
     bits: Literal[4, 8]
@@ -66,7 +65,7 @@ class Gptq(BaseModel):
     parts: ClassVar[tuple[str, ...]] = ("qweight", "qzeros", "scales", "g_idx")
 
     def unsupported(self) -> str | None:
-        """What is not supported of these settings; None if everything is."""
+        """See `Method`."""
         if self.group_size == 0:
             return "group_size 0"
         changed = [
@@ -75,14 +74,7 @@ class Gptq(BaseModel):
         return f"dynamic settings for {changed[0]}" if changed else None
 
     def weights(self, files: Mapping[str, FileTensor]) -> Iterator[QuantisedTensor]:
-        """The weight of every quantised layer.
-
-        Args:
-            files: all tensors of a directory, by name.
-
-        Raises:
-            CheckpointError: a layer's tensors contradict each other or the settings.
-        """
+        """See `Method`."""
         return (self._weight(layer) for layer in layers(files, "qweight"))
 
     def _weight(self, layer: Layer) -> QuantisedTensor:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
 
 from tilewise.checkpoint.quantised import QuantisedTensor
 from tilewise.checkpoint.tensors import FileTensor
@@ -24,6 +26,7 @@ __all__ = [
     "Array",
     "GroupedWeight",
     "Layer",
+    "Method",
     "group_of_columns",
     "layers",
     "unpack_words",
@@ -34,6 +37,33 @@ EXPANDED = "bf16"
 """The format of weights that no block expresses."""
 SCALES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32))
 _validate = Validator("checkpoint", CheckpointError)
+
+
+class Method(BaseModel, ABC):
+    """The settings of a method that decide what its tensors mean.
+
+    Attributes:
+        parts: the ends of names of a quantised layer's tensors.
+    """
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    parts: ClassVar[tuple[str, ...]]
+
+    def unsupported(self) -> str | None:
+        """What is not supported of these settings; None if everything is."""
+        return None
+
+    @abstractmethod
+    def weights(self, files: Mapping[str, FileTensor]) -> Iterator[QuantisedTensor]:
+        """The weight of every quantised layer.
+
+        Args:
+            files: all tensors of a directory, by name.
+
+        Raises:
+            CheckpointError: a layer's tensors contradict each other or the settings.
+        """
 
 
 @dataclass(frozen=True)

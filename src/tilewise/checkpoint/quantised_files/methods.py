@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from tilewise.checkpoint.quantised import QuantisedTensor
 from tilewise.checkpoint.quantised_files.awq import Awq
 from tilewise.checkpoint.quantised_files.compressed_tensors import CompressedTensors
 from tilewise.checkpoint.quantised_files.fp8 import Fp8
 from tilewise.checkpoint.quantised_files.gptq import Gptq
-from tilewise.checkpoint.quantised_files.layers import EXPANDED
+from tilewise.checkpoint.quantised_files.layers import EXPANDED, Method
 from tilewise.checkpoint.stored import Stored
 from tilewise.checkpoint.tensors import FileTensor
 from tilewise.core.errors import CheckpointError, ConfigError
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 _validate = Validator("checkpoint", ConfigError)
-_METHODS: Mapping[str, type[BaseModel]] = {
+_METHODS: Mapping[str, type[Method]] = {
     "gptq": Gptq,
     "awq": Awq,
     "compressed-tensors": CompressedTensors,
