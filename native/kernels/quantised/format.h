@@ -4,13 +4,10 @@
 // 32 rows, like any weight. A panel is a sequence of blocks of all its rows; a block has
 //   the scales        f16 or bf16 numbers, each for 32 rows, then bytes, each for 32 rows
 //   groups of 32 k    the codes of 32 rows and 32 elements along k, in planes
-// so it has as many bytes as the 32 blocks of the file. A plane has some bits of every code:
-//   4 bits  uint32[2][64]: word l of half h has the codes of steps 8 h to 8 h + 7, the first in its lowest bits
-//   2 bits  uint32[64]     the same for steps 0 to 15
-//   1 bit   uint16[64]     the same
-//   8 bits  int8[16][64]   step by step
-// A step is a pair of elements along k, as in microkernel.h, and lane l of 64 is element l % 2 of row l / 2. So 64
-// lanes of one step are the 32 words that a product reads.
+// so it has as many bytes as the 32 blocks of the file. A step is a pair of elements along k, as in microkernel.h, and
+// lane l of 64 is element l % 2 of row l / 2. So 64 lanes of one step are the 32 words that a product reads. A plane
+// has 8, 4, 2 or 1 bits of every code. With b bits it is uint16[b][64]: 64 places, one for each lane, whose i-th number
+// has the bits of 16 / b steps, the first in the lowest bits. `place_of_lane` states the order of the places.
 #pragma once
 #include "kernels/microkernel.h"
 
@@ -21,8 +18,8 @@ inline constexpr int kGroupLanes = 2 * kPanel;
 inline constexpr int kGroupSteps = kGroup / 2;
 inline constexpr int kMostBlock = 512;        // elements
 
-/// What a code means: (code - offset) * d, a table's number * d, code * d + m, (code - m) * d with a code from 0 on, or
-/// the number of 8 bits (sign, 4 bits of exponent, 3 of mantissa) * d.
+/// What a code from 0 on means: (code - offset) * d, a table's number * d, code * d + m, (code - m) * d, or the number of
+/// 8 bits (sign, 4 bits of exponent, 3 of mantissa) * d.
 enum class Meaning { kCentred, kTable, kAffine, kZeroPoint, kFloat8 };
 
 /// What formats have in common. A block has `Block` elements; 0: any multiple of a group, which is known at run time.
@@ -78,10 +75,10 @@ struct WithMinimum : F {
 
 // Each format unpacks a block of a file into codes, 2 kHalves bytes of halves, and kBytes bytes.
 
-struct Q8_0 : WithOneScale<Format<32, 34, 1, 0, 8, 32, Meaning::kCentred>> {
+struct Q8_0 : WithOneScale<Format<32, 34, 1, 0, 8, 32, Meaning::kCentred, 128>> {
   TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t*, int) {
     copy_bytes(halves, block, 2);
-    copy_bytes(codes, block + 2, 32);
+    for (int i = 0; i < 32; ++i) codes[i] = block[2 + i] ^ 0x80;
   }
 };
 
@@ -194,12 +191,12 @@ struct Q6K : Format<256, 210, 1, 16, 6, 16, Meaning::kCentred, 32> {
   }
 };
 
-alignas(64) inline constexpr float kIq4Numbers[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
-                                                      1,    13,   25,  38,  53,  69,  89,  113};
-alignas(64) inline constexpr float kMxfp4Numbers[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+alignas(16) inline constexpr int8_t kIq4Numbers[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                                       1,    13,   25,  38,  53,  69,  89,  113};
+alignas(16) inline constexpr int8_t kMxfp4Numbers[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 struct IQ4NL : WithOneScale<Format<32, 18, 1, 0, 4, 32, Meaning::kTable>> {
-  static constexpr const float* kTable = kIq4Numbers;
+  static constexpr const int8_t* kTable = kIq4Numbers;
   TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t*, int) {
     copy_bytes(halves, block, 2);
     unpack_nibbles(block + 2, 16, codes);
@@ -207,7 +204,7 @@ struct IQ4NL : WithOneScale<Format<32, 18, 1, 0, 4, 32, Meaning::kTable>> {
 };
 
 struct IQ4XS : Format<256, 136, 1, 6, 4, 32, Meaning::kTable> {
-  static constexpr const float* kTable = kIq4Numbers;
+  static constexpr const int8_t* kTable = kIq4Numbers;
   TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t* halves, uint8_t* bytes, int) {
     copy_bytes(halves, block, 2);
     copy_bytes(bytes, block + 2, 6);
@@ -221,7 +218,7 @@ struct IQ4XS : Format<256, 136, 1, 6, 4, 32, Meaning::kTable> {
 };
 
 struct MXFP4 : Format<32, 17, 0, 1, 4, 32, Meaning::kTable> {
-  static constexpr const float* kTable = kMxfp4Numbers;
+  static constexpr const int8_t* kTable = kMxfp4Numbers;
   TILEWISE_INLINE void unpack(const uint8_t* block, uint8_t* codes, uint8_t*, uint8_t* bytes, int) {
     bytes[0] = block[0];
     unpack_nibbles(block + 1, 16, codes);

@@ -26,7 +26,7 @@ void read_row(const uint8_t* panel, int64_t size, int64_t row, int64_t cols, bf1
     const Planes<F> planes(block, group);
     const RowScales scales = scales_of_row<F>(block, group, static_cast<int>(row));
     for (int i = 0; i < smaller(kGroup, cols - k); ++i) {
-      const int code = planes.code(i / 2, static_cast<int>(2 * row) + i % 2);
+      const int code = planes.code(i / 2, place_of_lane<F>(static_cast<int>(2 * row) + i % 2));
       to[k + i] = round_to_bf16(number_of<F>(code, scales.d[i / 16], scales.m[i / 16]));
     }
   });
@@ -35,36 +35,23 @@ void read_row(const uint8_t* panel, int64_t size, int64_t row, int64_t cols, bf1
 /// The codes of one row in the planes of a group.
 template <class F>
 TILEWISE_INLINE void store_codes(const uint8_t* codes, int row, uint8_t* group) {
-  if constexpr (F::kBits == 8) {
-    for (int step = 0; step < kGroupSteps; ++step)
-      __builtin_memcpy(group + step * kGroupLanes + 2 * row, codes + 2 * step, 2);
-    return;
-  }
-  const auto put = [row](uint8_t* plane, int parity, auto word) TILEWISE_INLINED {
-    __builtin_memcpy(plane + (2 * row + parity) * sizeof word, &word, sizeof word);
-  };
-  if constexpr (F::kHas4) {
-    for (int h = 0; h < 2; ++h, group += kGroupLanes * 4)
-      for (int parity = 0; parity < 2; ++parity) {
-        uint32_t word = 0;
-        for (int t = 0; t < 8; ++t) word |= static_cast<uint32_t>(codes[16 * h + 2 * t + parity] & 15) << 4 * t;
-        put(group, parity, word);
+  using Of = Planes<F>;
+  for (int parity = 0; parity < 2; ++parity) {
+    const int place = place_of_lane<F>(2 * row + parity);
+    const auto store = [&]<int Bits>(std::integral_constant<int, Bits>, int at, int shift) TILEWISE_INLINED {
+      constexpr int kSteps = 16 / Bits;
+      for (int i = 0; i < Bits; ++i) {
+        unsigned number = 0;
+        for (int t = 0; t < kSteps; ++t)
+          number |= (codes[2 * (kSteps * i + t) + parity] >> shift & ((1u << Bits) - 1)) << Bits * t;
+        const auto stored = static_cast<uint16_t>(number);
+        __builtin_memcpy(group + at + (i * kGroupLanes + place) * 2, &stored, sizeof stored);
       }
-  }
-  if constexpr (F::kHas2) {
-    for (int parity = 0; parity < 2; ++parity) {
-      uint32_t word = 0;
-      for (int s = 0; s < 16; ++s) word |= static_cast<uint32_t>(codes[2 * s + parity] >> F::kShift2 & 3) << 2 * s;
-      put(group, parity, word);
-    }
-    group += kGroupLanes * 4;
-  }
-  if constexpr (F::kHas1) {
-    for (int parity = 0; parity < 2; ++parity) {
-      uint32_t word = 0;
-      for (int s = 0; s < 16; ++s) word |= static_cast<uint32_t>(codes[2 * s + parity] >> F::kShift1 & 1) << s;
-      put(group, parity, static_cast<uint16_t>(word));
-    }
+    };
+    if constexpr (F::kBits == 8) store(std::integral_constant<int, 8>(), 0, 0);
+    if constexpr (F::kHas4) store(std::integral_constant<int, 4>(), 0, 0);
+    if constexpr (F::kHas2) store(std::integral_constant<int, 2>(), Of::kAt2, F::kShift2);
+    if constexpr (F::kHas1) store(std::integral_constant<int, 1>(), Of::kAt1, F::kShift1);
   }
 }
 

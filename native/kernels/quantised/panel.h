@@ -3,6 +3,9 @@
 // Numbers are computed in fp32 with the operations of the format's definition, and rounded once to bf16. Where the
 // product's instruction treats denormals as zero, rounding may do so, too.
 #pragma once
+#include <bit>
+#include <type_traits>
+
 #include "kernels/quantised/format.h"
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
@@ -75,36 +78,46 @@ constexpr int span_of(int group, int half) {
   return F::kSpan > kGroup ? 0 : F::kSpan < kGroup ? 2 * group + half : group;
 }
 
-/// The planes of a group.
+/// Each half of the lanes is two vectors of 16. Their places alternate, or for codes of 8 bits every four places do, as
+/// the instructions leave them that make fp32 numbers of 16 bits.
+template <class F>
+constexpr int place_of_lane(int lane) {
+  const int vector = lane / 16 % 2, i = lane % 16;
+  return lane / 32 * 32 + (F::kBits == 8 ? i / 4 * 8 + vector * 4 + i % 4 : 2 * i + vector);
+}
+
+/// The planes of a group, in this order: 8 or 4 bits, 2 bits, 1 bit.
 template <class F>
 struct Planes {
-  const uint8_t *bits4, *bits2, *bits1, *bits8;
+  static constexpr int kAt2 = F::kHas4 ? 4 * 2 * kGroupLanes : 0, kAt1 = kAt2 + (F::kHas2 ? 2 * 2 * kGroupLanes : 0);
+  const uint8_t* at;
 
-  TILEWISE_MEMBER Planes(const uint8_t* block, int group) {
-    bits4 = bits8 = bits2 = block + F::kHeadBytes + group * F::kGroupBytes;
-    if (F::kHas4) bits2 += 2 * kGroupLanes * 4;
-    bits1 = bits2 + (F::kHas2 ? kGroupLanes * 4 : 0);
+  TILEWISE_MEMBER Planes(const uint8_t* block, int group) : at(block + F::kHeadBytes + group * F::kGroupBytes) {}
+
+  /// The numbers of a plane of `Bits` bits that have a step, from a place on.
+  template <int Bits>
+  TILEWISE_MEMBER const uint8_t* numbers(int step, int place) const {
+    return at + (Bits == 1 ? kAt1 : Bits == 2 ? kAt2 : 0) + (step / (16 / Bits) * kGroupLanes + place) * 2;
   }
-  /// The code of a lane in a step.
-  TILEWISE_MEMBER int code(int step, int lane) const {
-    if constexpr (F::kBits == 8) {
-      const uint8_t byte = bits8[step * kGroupLanes + lane];
-      return F::kMeaning == Meaning::kCentred ? static_cast<int8_t>(byte) : byte;
-    }
+  template <int Bits>
+  static constexpr int shift(int step) {
+    return step % (16 / Bits) * Bits;
+  }
+  TILEWISE_MEMBER int code(int step, int place) const {
+    if constexpr (F::kBits == 8) return bits<8>(step, place);
     int code = 0;
-    if constexpr (F::kHas4)
-      code = static_cast<int>(word<uint32_t>(bits4, step / 8 * kGroupLanes + lane) >> 4 * (step % 8) & 15);
-    if constexpr (F::kHas2) code |= static_cast<int>(word<uint32_t>(bits2, lane) >> 2 * step & 3) << F::kShift2;
-    if constexpr (F::kHas1) code |= (word<uint16_t>(bits1, lane) >> step & 1) << F::kShift1;
+    if constexpr (F::kHas4) code = bits<4>(step, place);
+    if constexpr (F::kHas2) code |= bits<2>(step, place) << F::kShift2;
+    if constexpr (F::kHas1) code |= bits<1>(step, place) << F::kShift1;
     return code;
   }
 
  private:
-  template <class T>
-  TILEWISE_MEMBER static T word(const uint8_t* plane, int index) {
-    T value;
-    __builtin_memcpy(&value, plane + index * sizeof(T), sizeof value);
-    return value;
+  template <int Bits>
+  TILEWISE_MEMBER int bits(int step, int place) const {
+    uint16_t number;
+    __builtin_memcpy(&number, numbers<Bits>(step, place), sizeof number);
+    return number >> shift<Bits>(step) & ((1 << Bits) - 1);
   }
 };
 
@@ -116,7 +129,7 @@ TILEWISE_INLINE float scaled_float8(int code) {
 /// What a code means, in fp32.
 template <class F>
 TILEWISE_INLINE float number_of(int code, float d, float m) {
-  if constexpr (F::kMeaning == Meaning::kTable) return F::kTable[code & ((1 << F::kBits) - 1)] * d;
+  if constexpr (F::kMeaning == Meaning::kTable) return static_cast<float>(F::kTable[code]) * d;
   if constexpr (F::kMeaning == Meaning::kFloat8) return scaled_float8(code) * 0x1p120f * d;
   const auto x = static_cast<float>(code - F::kOffset);
   if constexpr (F::kMeaning == Meaning::kAffine) return x * d + m;  // the product is exact
@@ -125,96 +138,117 @@ TILEWISE_INLINE float number_of(int code, float d, float m) {
 }
 
 #if defined(__AVX512BF16__)
+/// The numbers of codes of up to 5 bits, without scales, in bf16. All are exact. Codes repeat, so higher bits of an
+/// index have no effect.
+template <class F>
+struct CodeTable {
+  alignas(64) uint16_t number[32];
+
+  constexpr CodeTable() : number{} {
+    for (int i = 0; i < 32; ++i) {
+      const int code = i % (1 << F::kBits);
+      float x = static_cast<float>(code - F::kOffset);
+      if constexpr (F::kMeaning == Meaning::kTable) x = F::kTable[code];
+      number[i] = static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16);
+    }
+  }
+};
+template <class F>
+inline constexpr CodeTable<F> kCodeTable;
+
+/// How codes become fp32 numbers: up to 5 bits by a table; 6 and 8 bits in the mantissa of `kBase`, as kBase + code.
+template <class F>
+struct Insertion {
+  static constexpr bool kHasTable = F::kBits < 6;
+  static constexpr int kBase = kHasTable ? 0 : F::kBits == 6 ? 128 : 32768;
+  /// Whether (code - offset) * d is (kBase + code) * d + m with m = -(kBase + offset) * d. It is the same number, because
+  /// m is exact: d has 11 bits (Q8_0) or 19 bits (Q6_K), kBase + offset is 257 * 128 or 5 * 32.
+  static constexpr bool kIsFused = !kHasTable && F::kMeaning == Meaning::kCentred;
+  static constexpr bool kAdds = kIsFused || F::kMeaning == Meaning::kAffine;
+};
+
+/// Two vectors of fp32 numbers from 32 codes of a step: those of half of the lanes.
+template <class F>
+TILEWISE_INLINE void insert_codes(const Planes<F>& planes, int step, int half, __m512& even, __m512& odd) {
+  const auto load = [&]<int Bits>(std::integral_constant<int, Bits>) TILEWISE_INLINED {
+    return _mm512_loadu_si512(planes.template numbers<Bits>(step, 32 * half));
+  };
+  // Moves the step's bits of a plane from their shift to another.
+  const auto move = [](__m512i x, int from, int to) TILEWISE_INLINED {
+    if (from > to) return _mm512_srli_epi16(x, static_cast<unsigned>(from - to));
+    return from < to ? _mm512_slli_epi16(x, static_cast<unsigned>(to - from)) : x;
+  };
+  using Of = Planes<F>;
+  constexpr std::integral_constant<int, 1> k1;
+  constexpr std::integral_constant<int, 2> k2;
+  constexpr std::integral_constant<int, 4> k4;
+  constexpr std::integral_constant<int, 8> k8;
+  constexpr int kSelect = 0xCA;  // the second operand where the first has ones, else the third
+  if constexpr (F::kBits == 8) {
+    constexpr bool kIsFloat8 = F::kMeaning == Meaning::kFloat8;
+    __m512i code = load(k8);
+    code = step % 2 ? _mm512_and_si512(code, _mm512_set1_epi16(static_cast<int16_t>(0xff00))) : move(code, 0, 8);
+    const __m512i other = kIsFloat8 ? _mm512_setzero_si512() : _mm512_set1_epi16(0x4700);
+    even = (__m512)(kIsFloat8 ? _mm512_unpacklo_epi16(other, code) : _mm512_unpacklo_epi16(code, other));
+    odd = (__m512)(kIsFloat8 ? _mm512_unpackhi_epi16(other, code) : _mm512_unpackhi_epi16(code, other));
+    return;
+  }
+  __m512i code = {};
+  if constexpr (F::kHas4) code = move(load(k4), Of::template shift<4>(step), 0);
+  if constexpr (F::kHas2) {
+    code = F::kHas4 ? _mm512_ternarylogic_epi32(_mm512_set1_epi16(15), code,
+                                                move(load(k2), Of::template shift<2>(step), 4), kSelect)
+                    : move(load(k2), Of::template shift<2>(step), 0);
+  }
+  if constexpr (F::kHas1)
+    code = _mm512_ternarylogic_epi32(_mm512_set1_epi16((1 << F::kShift1) - 1), code,
+                                     move(load(k1), Of::template shift<1>(step), F::kShift1), kSelect);
+  if constexpr (Insertion<F>::kHasTable) {
+    code = _mm512_permutexvar_epi16(code, _mm512_load_si512(kCodeTable<F>.number));
+  } else {
+    constexpr int kAndOr = 0xEA;  // the third operand or both others
+    code = _mm512_ternarylogic_epi32(code, _mm512_set1_epi16(63), _mm512_set1_epi16(0x4300), kAndOr);
+  }
+  even = (__m512)_mm512_slli_epi32(code, 16);
+  odd = (__m512)_mm512_and_si512(code, _mm512_set1_epi32(static_cast<int>(0xffff0000)));
+}
+
 /// Calls use(step, low, high) with the words of every step of a group, for 16 `Parts` rows from row 16 `first` on.
 template <class F, int Parts, class Use>
 TILEWISE_INLINE void each_step(const uint8_t* block, int group, int first, const Use& use) {
+  using Into = Insertion<F>;
   constexpr int N = 2 * Parts;  // vectors of 16 lanes
   const Planes<F> planes(block, group);
-  const int lane = 32 * first;
-  const __m512i low4 = _mm512_set1_epi32(15);
   const __m512i pairs[2] = {_mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7),
                             _mm512_setr_epi32(8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15)};
-  __m512i c4[N] = {}, c2[N] = {}, c1[N] = {};
   __m512 d[N], m[N];
-  constexpr bool kHasTable = F::kBits < 6;
-  [[maybe_unused]] __m512 table, upper;
-  if constexpr (kHasTable && F::kMeaning == Meaning::kTable) table = _mm512_loadu_ps(F::kTable);
-  if constexpr (kHasTable && F::kMeaning != Meaning::kTable) {
-    // Codes of 2 or 3 bits leave other bits in the index, so that the table repeats.
-    constexpr int kPeriod = F::kBits < 4 ? 1 << F::kBits : 16;
-    const __m512i count = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const __m512i index = _mm512_and_si512(count, _mm512_set1_epi32(kPeriod - 1));
-    table = _mm512_sub_ps(_mm512_cvtepi32_ps(index), _mm512_set1_ps(F::kOffset));
-    upper = _mm512_add_ps(table, _mm512_set1_ps(16));
-  }
-  const auto lookup = [&](__m512i index) TILEWISE_INLINED {
-    if constexpr (F::kBits == 5) return _mm512_permutex2var_ps(table, index, upper);
-    return _mm512_permutexvar_ps(index, table);
-  };
 #pragma GCC unroll 2
   for (int h = 0; h < 2; ++h) {
     if (h == 0 || F::kSpan < kGroup)
       for (int part = 0; part < Parts; ++part) {
-        Rows16 of_d, of_m;
+        Rows16 of_d, of_m = {};
         Head<F>(block, first + part).scales(span_of<F>(group, h), of_d, of_m);
+        if constexpr (Into::kIsFused) of_m = of_d * -static_cast<float>(Into::kBase + F::kOffset);
+        if constexpr (F::kMeaning == Meaning::kZeroPoint) of_m = of_m + static_cast<float>(Into::kBase);
         for (int j = 0; j < 2; ++j) {  // each row has two lanes
           d[2 * part + j] = _mm512_permutexvar_ps(pairs[j], (__m512)of_d);
-          if constexpr (kHasMinimum<F>) m[2 * part + j] = _mm512_permutexvar_ps(pairs[j], (__m512)of_m);
+          if constexpr (kHasMinimum<F> || Into::kIsFused)
+            m[2 * part + j] = _mm512_permutexvar_ps(pairs[j], (__m512)of_m);
         }
       }
-    for (int j = 0; j < N; ++j) {
-      const int at = lane + 16 * j;
-      if constexpr (F::kHas4) c4[j] = _mm512_loadu_si512(planes.bits4 + (h * kGroupLanes + at) * 4);
-      if (h == 1) continue;
-      if constexpr (F::kHas2) {
-        c2[j] = _mm512_loadu_si512(planes.bits2 + at * 4);
-        if constexpr (F::kHas4) c2[j] = _mm512_rol_epi32(c2[j], 4);
-      }
-      if constexpr (F::kHas1) {
-        c1[j] = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(planes.bits1 + at * 2)));
-        c1[j] = _mm512_slli_epi32(c1[j], F::kShift1);
-      }
-    }
 #pragma GCC unroll 8
     for (int t = 0; t < 8; ++t) {
       __m512 x[N];
+      for (int part = 0; part < Parts; ++part)
+        insert_codes<F>(planes, 8 * h + t, first + part, x[2 * part], x[2 * part + 1]);
       for (int j = 0; j < N; ++j) {
-        if constexpr (F::kBits == 8) {
-          const __m128i bytes = _mm_loadu_si128(
-              reinterpret_cast<const __m128i*>(planes.bits8 + (8 * h + t) * kGroupLanes + lane + 16 * j));
-          if constexpr (F::kMeaning == Meaning::kFloat8) {
-            const __m512i code = _mm512_cvtepi8_epi32(bytes), sign = _mm512_set1_epi32(INT32_MIN);
-            x[j] = (__m512)_mm512_ternarylogic_epi32(sign, code, _mm512_slli_epi32(code, 20), 0xCA);
-            x[j] = (__m512)_mm512_and_si512((__m512i)x[j], _mm512_set1_epi32(static_cast<int>(0x87f00000)));
-            x[j] = _mm512_mul_ps(x[j], _mm512_set1_ps(0x1p120f));
-          } else if constexpr (F::kMeaning == Meaning::kZeroPoint) {
-            x[j] = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
-          } else {
-            x[j] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
-          }
-        } else if constexpr (F::kBits == 6) {
-          // As the lowest bits of 2^23, which is exact.
-          const __m512i code = _mm512_ternarylogic_epi32(low4, c4[j], c2[j], 0xCA);
-          const __m512i magic = _mm512_set1_epi32(0x4B000000);
-          x[j] = _mm512_sub_ps((__m512)_mm512_ternarylogic_epi32(code, _mm512_set1_epi32(63), magic, 0xEA),
-                               _mm512_set1_ps(8388608.0f + F::kOffset));
-        } else if constexpr (F::kBits == 5) {
-          x[j] = lookup(_mm512_ternarylogic_epi32(low4, c4[j], c1[j], 0xCA));
-        } else if constexpr (F::kBits == 3) {
-          x[j] = lookup(_mm512_ternarylogic_epi32(_mm512_set1_epi32(3), c2[j], c1[j], 0xCA));
-        } else {
-          x[j] = lookup(F::kBits == 4 ? c4[j] : c2[j]);
+        if constexpr (F::kMeaning == Meaning::kFloat8) {
+          const __m512i both = _mm512_set1_epi32(static_cast<int>(0x87f00000));  // the sign, and the other bits
+          x[j] = (__m512)_mm512_and_si512(_mm512_srai_epi32((__m512i)x[j], 4), both);
+          x[j] = _mm512_mul_ps(x[j], _mm512_set1_ps(0x1p120f));
         }
-        if constexpr (F::kHas4) c4[j] = _mm512_srli_epi32(c4[j], 4);
-        if constexpr (F::kHas2) c2[j] = F::kHas4 ? _mm512_ror_epi32(c2[j], 2) : _mm512_srli_epi32(c2[j], 2);
-        if constexpr (F::kHas1) c1[j] = _mm512_srli_epi32(c1[j], 1);
-        if constexpr (F::kMeaning == Meaning::kAffine) {
-          x[j] = _mm512_fmadd_ps(x[j], d[j], m[j]);
-        } else if constexpr (F::kMeaning == Meaning::kZeroPoint) {
-          x[j] = _mm512_mul_ps(_mm512_sub_ps(x[j], m[j]), d[j]);
-        } else {
-          x[j] = _mm512_mul_ps(x[j], d[j]);
-        }
+        if constexpr (F::kMeaning == Meaning::kZeroPoint) x[j] = _mm512_sub_ps(x[j], m[j]);
+        x[j] = Into::kAdds ? _mm512_fmadd_ps(x[j], d[j], m[j]) : _mm512_mul_ps(x[j], d[j]);
       }
       auto low = (__m512i)_mm512_cvtne2ps_pbh(x[1], x[0]);
       auto high = Parts == 1 ? low : (__m512i)_mm512_cvtne2ps_pbh(x[N - 1], x[N - 2]);
@@ -264,10 +298,12 @@ TILEWISE_INLINE void expand_group(const uint8_t* block, int group, uint32_t* to)
     }
   for (int step = 0; step < kGroupSteps; ++step) {
     const int h = F::kSpan < kGroup ? step / 8 : 0;
+    int codes[kGroupLanes];
+    for (int place = 0; place < kGroupLanes; ++place) codes[place] = planes.code(step, place);
     for (int lane = 0; lane < kGroupLanes; lane += kLanes) {
       alignas(64) float x[kLanes];
       for (int l = 0; l < kLanes; ++l)
-        x[l] = number_of<F>(planes.code(step, lane + l), scales[h][lane + l], minima[h][lane + l]);
+        x[l] = number_of<F>(codes[place_of_lane<F>(lane + l)], scales[h][lane + l], minima[h][lane + l]);
       store(reinterpret_cast<bf16*>(to + step * kPanel) + lane, load(x));
     }
   }
