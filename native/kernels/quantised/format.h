@@ -13,13 +13,13 @@
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 
-inline constexpr int kGroup = 32;             // elements along k of a group
+inline constexpr int kGroup = 32;  // elements along k of a group
 inline constexpr int kGroupLanes = 2 * kPanel;
 inline constexpr int kGroupSteps = kGroup / 2;
-inline constexpr int kMostBlock = 512;        // elements
+inline constexpr int kMostBlock = 512;  // elements
 
-/// What a code from 0 on means: (code - offset) * d, a table's number * d, code * d + m, (code - m) * d, or the number of
-/// 8 bits (sign, 4 bits of exponent, 3 of mantissa) * d.
+/// What a code from 0 on means: (code - offset) * d, a table's number * d, code * d + m, (code - m) * d, or the number
+/// of 8 bits (sign, 4 bits of exponent, 3 of mantissa) * d.
 enum class Meaning { kCentred, kTable, kAffine, kZeroPoint, kFloat8 };
 
 /// What formats have in common. A block has `Block` elements; 0: any multiple of a group, which is known at run time.

@@ -25,9 +25,13 @@ void read_row(const uint8_t* panel, int64_t size, int64_t row, int64_t cols, bf1
   each_group<F>(panel, size, 0, cols, [&](const uint8_t* block, int group, int64_t k) TILEWISE_INLINED {
     const Planes<F> planes(block, group);
     const RowScales scales = scales_of_row<F>(block, group, static_cast<int>(row));
-    for (int i = 0; i < smaller(kGroup, cols - k); ++i) {
-      const int code = planes.code(i / 2, place_of_lane<F>(static_cast<int>(2 * row) + i % 2));
-      to[k + i] = round_to_bf16(number_of<F>(code, scales.d[i / 16], scales.m[i / 16]));
+    for (int first = 0; first < smaller(kGroup, cols - k); first += 8) {
+      IntLanes8 codes;
+      for (int i = 0; i < 8; ++i)
+        codes[i] = planes.code((first + i) / 2, place_of_lane<F>(static_cast<int>(2 * row) + i % 2));
+      const int h = first / 16;
+      const Lanes8 numbers = numbers_of<F>(codes, Lanes8{} + scales.d[h], Lanes8{} + scales.m[h]);
+      for (int i = 0; i < smaller(8, cols - k - first); ++i) to[k + first + i] = round_to_bf16(numbers[i]);
     }
   });
 }

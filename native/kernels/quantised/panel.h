@@ -121,17 +121,55 @@ struct Planes {
   }
 };
 
-/// A number of 8 bits, times 2^-120: its bits as those of an fp32 number, subnormal ones included.
-TILEWISE_INLINE float scaled_float8(int code) {
-  return bits_of<float>(static_cast<uint32_t>(code & 0x7f) << 20 | static_cast<uint32_t>(code & 0x80) << 24);
+// 8 lanes at a time, which compilers translate well on every level.
+typedef float Lanes8 __attribute__((vector_size(32)));
+typedef int32_t IntLanes8 __attribute__((vector_size(32)));
+
+/// The codes of a step for 8 neighbouring lanes.
+template <class F>
+TILEWISE_INLINE IntLanes8 codes_of_lanes(const Planes<F>& planes, int step, int lane) {
+  const int vector = lane / 16 % 2, eighth = lane / 8 % 2, place = lane / 32 * 32 + 16 * eighth;
+  const auto bits = [&]<int Bits>(std::integral_constant<int, Bits>, int to) TILEWISE_INLINED {
+    const uint8_t* from = planes.template numbers<Bits>(step, place);
+    IntLanes8 numbers;
+    if constexpr (Bits == 8) {
+      const uint8_t *first = from + 8 * vector, *second = first + 16;  // 4 places each
+#if defined(__AVX2__)
+      const __m128i both = _mm_unpacklo_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(first)),
+                                              _mm_loadl_epi64(reinterpret_cast<const __m128i*>(second)));
+      numbers = (IntLanes8)_mm256_cvtepu16_epi32(both);
+#else
+      uint16_t both[8];
+      __builtin_memcpy(both, first, 8);
+      __builtin_memcpy(both + 4, second, 8);
+      for (int i = 0; i < 8; ++i) numbers[i] = both[i];
+#endif
+    } else {
+      __builtin_memcpy(&numbers, from, sizeof numbers);
+      if (vector == 1) numbers >>= 16;
+    }
+    return (numbers >> Planes<F>::template shift<Bits>(step) & ((1 << Bits) - 1)) << to;
+  };
+  if constexpr (F::kBits == 8) return bits(std::integral_constant<int, 8>(), 0);
+  IntLanes8 codes = {};
+  if constexpr (F::kHas4) codes = bits(std::integral_constant<int, 4>(), 0);
+  if constexpr (F::kHas2) codes |= bits(std::integral_constant<int, 2>(), F::kShift2);
+  if constexpr (F::kHas1) codes |= bits(std::integral_constant<int, 1>(), F::kShift1);
+  return codes;
 }
 
-/// What a code means, in fp32.
+/// What codes mean, in fp32.
 template <class F>
-TILEWISE_INLINE float number_of(int code, float d, float m) {
-  if constexpr (F::kMeaning == Meaning::kTable) return static_cast<float>(F::kTable[code]) * d;
-  if constexpr (F::kMeaning == Meaning::kFloat8) return scaled_float8(code) * 0x1p120f * d;
-  const auto x = static_cast<float>(code - F::kOffset);
+TILEWISE_INLINE Lanes8 numbers_of(const IntLanes8& codes, const Lanes8& d, const Lanes8& m) {
+  if constexpr (F::kMeaning == Meaning::kTable) {
+    Lanes8 x;
+    for (int i = 0; i < 8; ++i) x[i] = F::kTable[codes[i]];
+    return x * d;
+  }
+  // A number of 8 bits has the bits of an fp32 number, subnormal ones included, times 2^-120.
+  if constexpr (F::kMeaning == Meaning::kFloat8)
+    return (Lanes8)((codes & 0x7f) << 20 | codes << 24 & INT32_MIN) * 0x1p120f * d;
+  const Lanes8 x = __builtin_convertvector(codes - F::kOffset, Lanes8);
   if constexpr (F::kMeaning == Meaning::kAffine) return x * d + m;  // the product is exact
   if constexpr (F::kMeaning == Meaning::kZeroPoint) return (x - m) * d;
   return x * d;
@@ -161,8 +199,8 @@ template <class F>
 struct Insertion {
   static constexpr bool kHasTable = F::kBits < 6;
   static constexpr int kBase = kHasTable ? 0 : F::kBits == 6 ? 128 : 32768;
-  /// Whether (code - offset) * d is (kBase + code) * d + m with m = -(kBase + offset) * d. It is the same number, because
-  /// m is exact: d has 11 bits (Q8_0) or 19 bits (Q6_K), kBase + offset is 257 * 128 or 5 * 32.
+  /// Whether (code - offset) * d is (kBase + code) * d + m with m = -(kBase + offset) * d. It is the same number,
+  /// because m is exact: d has 11 bits (Q8_0) or 19 bits (Q6_K), kBase + offset is 257 * 128 or 5 * 32.
   static constexpr bool kIsFused = !kHasTable && F::kMeaning == Meaning::kCentred;
   static constexpr bool kAdds = kIsFused || F::kMeaning == Meaning::kAffine;
 };
@@ -170,9 +208,8 @@ struct Insertion {
 /// Two vectors of fp32 numbers from 32 codes of a step: those of half of the lanes.
 template <class F>
 TILEWISE_INLINE void insert_codes(const Planes<F>& planes, int step, int half, __m512& even, __m512& odd) {
-  const auto load = [&]<int Bits>(std::integral_constant<int, Bits>) TILEWISE_INLINED {
-    return _mm512_loadu_si512(planes.template numbers<Bits>(step, 32 * half));
-  };
+  const auto load = [&]<int Bits>(std::integral_constant<int, Bits>)
+                        TILEWISE_INLINED { return _mm512_loadu_si512(planes.template numbers<Bits>(step, 32 * half)); };
   // Moves the step's bits of a plane from their shift to another.
   const auto move = [](__m512i x, int from, int to) TILEWISE_INLINED {
     if (from > to) return _mm512_srli_epi16(x, static_cast<unsigned>(from - to));
@@ -298,14 +335,16 @@ TILEWISE_INLINE void expand_group(const uint8_t* block, int group, uint32_t* to)
     }
   for (int step = 0; step < kGroupSteps; ++step) {
     const int h = F::kSpan < kGroup ? step / 8 : 0;
-    int codes[kGroupLanes];
-    for (int place = 0; place < kGroupLanes; ++place) codes[place] = planes.code(step, place);
-    for (int lane = 0; lane < kGroupLanes; lane += kLanes) {
-      alignas(64) float x[kLanes];
-      for (int l = 0; l < kLanes; ++l)
-        x[l] = number_of<F>(codes[place_of_lane<F>(lane + l)], scales[h][lane + l], minima[h][lane + l]);
-      store(reinterpret_cast<bf16*>(to + step * kPanel) + lane, load(x));
+    alignas(64) float x[kGroupLanes];
+    for (int lane = 0; lane < kGroupLanes; lane += 8) {
+      Lanes8 d, m;
+      __builtin_memcpy(&d, scales[h] + lane, sizeof d);
+      __builtin_memcpy(&m, minima[h] + lane, sizeof m);
+      const Lanes8 numbers = numbers_of<F>(codes_of_lanes(planes, step, lane), d, m);
+      __builtin_memcpy(x + lane, &numbers, sizeof numbers);
     }
+    for (int lane = 0; lane < kGroupLanes; lane += kLanes)
+      store(reinterpret_cast<bf16*>(to + step * kPanel) + lane, load(x + lane));
   }
 #endif
 }
