@@ -1,7 +1,7 @@
 // matmul, matmul_dx, gemm, and loops that measure the peak speed.
 //
-// matmul reads packed weights in place; matmul_quantised makes their words first; matmul_dx transposes them per task,
-// or the other operand and the result; gemm packs both plain operands.
+// matmul reads packed weights in place; matmul_dx transposes them per task, or the other operand and the result; both
+// make the words of quantised weights first; gemm packs both plain operands.
 #include "kernels/declared/matmul.h"
 
 #include "kernels/kernel.h"
@@ -251,13 +251,14 @@ struct TransposedInputGradient : WeightProduct<D> {
   }
 };
 
-/// What forward products of quantised weights have in common.
+/// What products of quantised weights have in common.
 template <class D>
 struct QuantisedProduct : RowProduct<D> {
   const QuantisedFormat* format;
   Tiles<const int32_t, 2> blocks;
 
-  void prepare(const MatmulQuantisedKernel& call) {
+  template <class Kernel>
+  void prepare(const Kernel& call) {
     format = &kFormats[call.format];
     blocks = call.w;
   }
@@ -300,6 +301,27 @@ struct QuantisedOnce : QuantisedProduct<D> {
   static int64_t most_steps(int64_t, int64_t) { return kMostDirectSteps; }
   const uint32_t* panel_base(int64_t term, int64_t number) const {
     return reinterpret_cast<const uint32_t*>(this->panel(term, number));
+  }
+};
+
+/// The input gradient: words of a few panels of the result's columns, transposed as those of plain weights are.
+template <class D>
+struct QuantisedInputGradient : QuantisedProduct<D> {
+  using T = typename D::T;
+  static constexpr bool kPacksPanels = true;
+  QuantisedInputGradient() { this->max_group = kPanelsAtATime; }
+  static int64_t most_steps(int64_t, int64_t steps) { return most_packed_steps<typename D::Dot>(steps); }
+  void pack_panels(uint32_t* to, int64_t words, int64_t first, int64_t count, const Copy& c) {
+    alignas(64) uint32_t expanded[kPanelsAtATime * kPanel / 2 * kPanel];
+    const int64_t column = first * kPanel, columns = smaller(this->lanes - column, count * kPanel);
+    for (int64_t n = c.begin; n < c.end;) {
+      const int64_t row = n % kPanel, next = smaller(c.end, n - row + kPanel);
+      this->format->expand(this->panel(c.term, n / kPanel), this->format->block, column, column + columns, expanded);
+      for (int64_t p = 0; p < count; ++p)
+        transpose_panels<kPanel>(to + p * words + (n - c.begin) / 2 * kPanel, reinterpret_cast<const T*>(expanded),
+                                 columns, p * kPanel, row, row + next - n);
+      n = next;
+    }
   }
 };
 
@@ -438,6 +460,20 @@ void MatmulDxKernel<D>::run() const {
     run_weight_product<TransposedInputGradient, D>(*this, true);
   }
 }
+
+// kernel matmul_dx_quantised  bf16
+//   out out:dt|f32[m n]
+//   in residual?[_ n], a...[m k*], w:i32!...[k* _]
+//   int format, out_is_f32=f32(out), num_terms=count(a), num_k_splits, range...(2*num_k_splits*num_terms)
+//   require residual.rows == 0 or residual.rows >= m
+//   within range a even
+//   internal its weights are in blocks, which only loading makes
+//   flops 2 * m * n * k
+//   bytes 2 * m * (n + k) + 4 * n * k / 8
+//   let steps = sum(max(0, end - begin) for begin, end in zip(range[::2], range[1::2]))
+//   scratch product_scratch(steps, len(range) // 2)
+/// `matmul_dx` with the numbers that the blocks mean, rounded to bf16.
+void MatmulDxQuantisedKernel::run() const { run_weight_product<QuantisedInputGradient, ProductBF16>(*this); }
 
 template <class D, ALayout L>
 struct Gemm {

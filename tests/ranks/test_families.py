@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from small_families import FAMILIES, batches, small
@@ -9,6 +11,7 @@ from small_llama import change_first, drop_partial
 
 import tilewise as tw
 from tilewise import models
+from tilewise.core import ShapeError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.session import verify_strategy
 
@@ -59,11 +62,16 @@ def test_planted_fault_is_detected(family):
     assert not report.equal
 
 
-def logits(family: str, dtype: str, tp: int, parts: list[int]) -> np.ndarray:
+def logits(family: str, dtype: str, tp: int, parts: list[int], kv_cache_dtype: str = "auto") -> np.ndarray:
     """Of a text's last token, which is read in chunks: a model of random weights."""
     config, count = small(family), sum(parts)
+    if kv_cache_dtype == "int8":
+        with pytest.raises(ShapeError, match="a head size that is a multiple of 4"):
+            models.build_decoding_graph(tw.ComputeGraph(family), config, 1, 1, 1, kv_cache_dtype="int8")
+        config = replace(config, head_dim=8)
     graph = tw.ComputeGraph(family)
-    models.build_decoding_graph(graph, config, max(parts), 1, 1, dtype, context=count)
+    cache = {"context": count, "kv_cache_dtype": kv_cache_dtype}
+    models.build_decoding_graph(graph, config, max(parts), 1, 1, dtype, **cache)
     tokens = np.random.default_rng(5).integers(0, config.vocab_size, count).astype(np.int32)
     with graph.instantiate(graph.plan({"tp": tp})) as model:
         model.initialize(3, 0.1)
@@ -83,16 +91,22 @@ def logits(family: str, dtype: str, tp: int, parts: list[int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "family,dtype", [*((family, "bf16") for family in WRITERS), ("llama", "f32"), ("gemma2", "f32")]
+    "family,dtype,cache",
+    [
+        *((family, "bf16", "auto") for family in WRITERS),
+        *(("llama", "f32", "auto"), ("gemma2", "f32", "auto")),
+        *(("llama", "bf16", "int8"), ("gemma2", "f32", "int8")),
+    ],
 )
-def test_logits_do_not_depend_on_devices_or_k_splits(family, dtype):
+def test_logits_do_not_depend_on_devices_or_k_splits(family, dtype, cache):
     """One, two and four devices; read whole, in chunks, and token by token."""
-    expected = logits(family, dtype, 1, [20])
+    expected = logits(family, dtype, 1, [20], cache)
     for tp, parts in ((2, [17, 1, 1, 1]), (4, [7, 7, 6])):
-        logits_in_parts = logits(family, dtype, tp, parts)
+        logits_in_parts = logits(family, dtype, tp, parts, cache)
         assert np.array_equal(expected.view(np.uint8), logits_in_parts.view(np.uint8)), (tp, parts)
 
 
 def test_logits_of_a_shorter_text_differ():
     """The twin."""
-    assert not np.array_equal(logits("llama", "bf16", 1, [20]), logits("llama", "bf16", 1, [19]))
+    whole = logits("llama", "bf16", 1, [20])
+    assert not np.array_equal(whole, logits("llama", "bf16", 1, [19]))

@@ -6,6 +6,7 @@
 #include "kernels/declared/attention/forward.h"
 
 #include "kernels/attention/few_rows.h"
+#include "kernels/attention/int8_cache.h"
 #include "kernels/attention/kv_blocks.h"
 #include "kernels/kernel.h"
 #include "kernels/math.h"
@@ -22,24 +23,97 @@ struct Heads {
   float softcap = 0.0f;  // scores become softcap tanh(score / softcap); 0: no cap
 };
 
+/// Where the rows of a sequence are in a paged cache.
+struct Pages {
+  const int32_t* blocks;  // nullptr: position p is row p
+  int64_t block_size, block_elements;
+  int64_t head_stride;
+
+  int64_t head(int64_t position, int64_t head) const {
+    return blocks[position / block_size] * block_elements + head * head_stride;
+  }
+};
+
+/// Some rows of keys or values of a head, `stride` elements apart.
+template <class T>
+struct HeadRows {
+  const T* first;
+  int64_t stride;
+};
+
 /// KV rows of one sequence: contiguous, or in blocks looked up in a table. Within a block the rows of a head are
 /// contiguous.
 template <class T>
 struct KvRows {
+  static constexpr bool kExpands = false;
   const T* k;
   const T* v;
   int64_t k_stride, v_stride;  // between positions
-  int64_t head_stride;         // between heads
-  const int32_t* blocks;       // nullptr: position p is row p
-  int64_t block_size, block_elements;
+  Pages pages;
 
-  const T* key(int64_t position, int64_t head) const { return k + place(position, head, k_stride); }
-  const T* value(int64_t position, int64_t head) const { return v + place(position, head, v_stride); }
+  HeadRows<T> keys(int64_t position, int64_t head, int64_t, int64_t, T*) const {
+    return {k + place(position, head, k_stride), k_stride};
+  }
+  HeadRows<T> values(int64_t position, int64_t head, int64_t, int64_t, T*) const {
+    return {v + place(position, head, v_stride), v_stride};
+  }
+  /// The memory of `count` positions whose rows are contiguous.
+  Ahead ahead(int64_t position, int64_t head, int64_t count, int64_t dim) const {
+    return Ahead::of(k + place(position, head, k_stride), v + place(position, head, v_stride), count * dim);
+  }
+  /// Prefetches rows: a few lines of each of many, which the hardware prefetcher misses.
+  void prefetch(int64_t position, int64_t head, int64_t count, int64_t dim) const {
+    const auto *key = k + place(position, head, k_stride), *value = v + place(position, head, v_stride);
+    const auto bytes = dim * static_cast<int64_t>(sizeof(T));
+    for (int64_t r = 0; r < count; ++r, key += k_stride, value += v_stride) {
+      for (int64_t b = 0; b < bytes; b += 64) {
+        __builtin_prefetch(reinterpret_cast<const char*>(key) + b, 0, 2);
+        __builtin_prefetch(reinterpret_cast<const char*>(value) + b, 0, 2);
+      }
+    }
+  }
 
  private:
   int64_t place(int64_t position, int64_t head, int64_t stride) const {
-    if (!blocks) return position * stride + head * head_stride;
-    return blocks[position / block_size] * block_elements + head * head_stride + position % block_size * stride;
+    if (!pages.blocks) return position * stride + head * pages.head_stride;
+    return pages.head(position, head) + position % pages.block_size * stride;
+  }
+};
+
+/// KV rows of one sequence in a cache of int8, which are expanded before they are used.
+template <class T>
+struct Int8Rows {
+  static constexpr bool kExpands = true;
+  const int32_t* k;
+  const int32_t* v;
+  Pages pages;
+
+  HeadRows<T> keys(int64_t position, int64_t head, int64_t count, int64_t dim, T* scratch) const {
+    return expanded(k, position, head, count, dim, scratch);
+  }
+  HeadRows<T> values(int64_t position, int64_t head, int64_t count, int64_t dim, T* scratch) const {
+    return expanded(v, position, head, count, dim, scratch);
+  }
+  Ahead ahead(int64_t position, int64_t head, int64_t count, int64_t dim) const {
+    return Ahead::of(codes(k, position, head, dim), codes(v, position, head, dim), count * dim);
+  }
+  void prefetch(int64_t position, int64_t head, int64_t count, int64_t dim) const {
+    ahead(position, head, count, dim).prefetch_all();
+  }
+
+ private:
+  Int8Head<const float, const int8_t> part(const int32_t* cache, int64_t position, int64_t head, int64_t dim) const {
+    return {reinterpret_cast<const float*>(cache + pages.head(position, head)), pages.block_size, dim};
+  }
+  const int8_t* codes(const int32_t* cache, int64_t position, int64_t head, int64_t dim) const {
+    return part(cache, position, head, dim).codes + position % pages.block_size * dim;
+  }
+  HeadRows<T> expanded(const int32_t* cache, int64_t position, int64_t head, int64_t count, int64_t dim,
+                       T* scratch) const {
+    const int64_t first = position % pages.block_size;
+    const auto from = part(cache, position, head, dim);
+    expand_int8(from.codes + first * dim, from.scales + first, count, dim, scratch);
+    return {scratch, dim};
   }
 };
 
@@ -83,10 +157,11 @@ struct RowSight {
   }
 };
 
-template <class D>
+template <class D, template <class> class RowsOf = KvRows>
 class Forward {
  public:
   using T = typename D::T;
+  using Kv = RowsOf<T>;
   static constexpr int64_t kMaxRun = 1024;  // rows of state per pass
   /// Positions packed at a time; their panels stay in L2.
   static constexpr int64_t kSpan = (kMaxRows > 6 ? 16 : 4) * kKvBlock;
@@ -108,10 +183,12 @@ class Forward {
     v_panels_ = carver.take<uint32_t>(kSpan / kKvBlock * v_words_);
     p_ = carver.take<uint32_t>(kAttentionRows<D> * kRowWords<D>);
     scores_ = carver.take<float>(2 * kAttentionRows<D> * kPanel);
+    if constexpr (Kv::kExpands)
+      for (T*& rows : expanded_) rows = carver.take<T>(kKvBlock * heads.dim);
   }
 
   /// `following`: memory that is read after this call.
-  void run(const Tile<T>& out, const Tile<float>& lse, const Tile<const T>& q, const KvRows<T>& kv, const QueryRun& run,
+  void run(const Tile<T>& out, const Tile<float>& lse, const Tile<const T>& q, const Kv& kv, const QueryRun& run,
            Ahead following = {}) {
     if constexpr (kFewQueries<D> > 0)
       if (run.count * h_.heads <= kFewQueries<D> * h_.kv_heads && h_.dim % kPanel == 0 && h_.kv_heads <= num_blocks_) {
@@ -136,7 +213,7 @@ class Forward {
     int64_t kv_head, first, count;
   };
 
-  void run_head(const Pass& pass, const KvRows<T>& kv) {
+  void run_head(const Pass& pass, const Kv& kv) {
     const int64_t group = h_.heads / h_.kv_heads, rows = group * pass.count,
                   blocks = divide_up(rows, kAttentionRows<D>);
     const auto start = [&](int64_t b) { return rows / blocks * b + smaller(b, rows % blocks); };
@@ -153,10 +230,11 @@ class Forward {
       const int64_t end = smaller(span + kSpan, last + 1);
       for (int64_t kv_block = larger(span, lowest); kv_block < end; kv_block += kKvBlock) {
         const int64_t next = kv_block + kKvBlock;
+        // The KV block that is packed next.
         if (next <= last) {
-          prefetch_kv_block(kv, pass.kv_head, next, smaller(kKvBlock, last + 1 - next));
+          kv.prefetch(next, pass.kv_head, smaller(kKvBlock, last + 1 - next), h_.dim);
         } else if (pass.kv_head + 1 < h_.kv_heads && kv_block > lowest) {
-          prefetch_kv_block(kv, pass.kv_head + 1, lowest, kKvBlock);
+          kv.prefetch(lowest, pass.kv_head + 1, kKvBlock, h_.dim);
         }
         pack_kv_block(kv, pass.kv_head, kv_block, smaller(kKvBlock, end - kv_block));
       }
@@ -167,7 +245,7 @@ class Forward {
 
   /// For few rows. Visits all heads of a KV block before the next block, the order in which they are stored, so that
   /// memory is read in runs; the next head is prefetched. Head h uses the state of block h.
-  void run_few(Pass pass, const KvRows<T>& kv, const Ahead& following) {
+  void run_few(Pass pass, const Kv& kv, const Ahead& following) {
 #if defined(__AVX512BW__)
     const int64_t group = h_.heads / h_.kv_heads, rows = group * pass.count, width = sizeof(T);
     look(pass, 0, rows);
@@ -178,21 +256,22 @@ class Forward {
       for (pass.kv_head = 0; pass.kv_head < h_.kv_heads; ++pass.kv_head) {
         Ahead ahead = following;
         if (pass.kv_head + 1 < h_.kv_heads) {
-          ahead = Ahead::of(kv.key(kv_block, pass.kv_head + 1), kv.value(kv_block, pass.kv_head + 1), count * h_.dim);
+          ahead = kv.ahead(kv_block, pass.kv_head + 1, count, h_.dim);
         } else if (next <= last) {
-          ahead = Ahead::of(kv.key(next, 0), kv.value(next, 0), smaller(kKvBlock, last + 1 - next) * h_.dim);
+          ahead = kv.ahead(next, 0, smaller(kKvBlock, last + 1 - next), h_.dim);
         }
         pack_queries(pass, 0, rows);
-        const T *k = kv.key(kv_block, pass.kv_head), *v = kv.value(kv_block, pass.kv_head);
+        const HeadRows<T> k = kv.keys(kv_block, pass.kv_head, count, h_.dim, expanded_[0]);
+        const HeadRows<T> v = kv.values(kv_block, pass.kv_head, count, h_.dim, expanded_[1]);
         if constexpr (kGroupOf<typename D::Dot> > 1) {
           const int64_t slot = kv_block % kSpan / kKvBlock;
-          pack_few(shape_, k_panels_ + slot * k_words_, v_panels_ + slot * v_words_, k, kv.k_stride, v, kv.v_stride,
-                   count, ahead);
+          pack_few(shape_, k_panels_ + slot * k_words_, v_panels_ + slot * v_words_, k.first, k.stride, v.first,
+                   v.stride, count, ahead);
           run_kv_blocks(pass.kv_head, rows, kv_block, count);
         } else {
-          Few<D>::kScore[rows - 1](q_, k, kv.k_stride, count, shape_.dim_steps, scores_, ahead.k);
+          Few<D>::kScore[rows - 1](q_, k.first, k.stride, count, shape_.dim_steps, scores_, ahead.k);
           softmax_kv_block(pass.kv_head, rows, kv_block, count, 0);
-          Few<D>::kAdd[rows - 1](p_, v, kv.v_stride, count, count, shape_.dim_panels, correction_,
+          Few<D>::kAdd[rows - 1](p_, v.first, v.stride, count, count, shape_.dim_panels, correction_,
                                  sums_ + pass.kv_head * block_floats_, ahead.v);
         }
       }
@@ -226,28 +305,15 @@ class Forward {
     sight_.look(rows, [&](int64_t r) { return pass.run.last_position(pass.first + (first + r) / group, h_.causal); });
   }
 
-  /// Prefetches the KV block that is packed next: a few lines of each of many rows, which the hardware prefetcher
-  /// misses.
-  void prefetch_kv_block(const KvRows<T>& kv, int64_t kv_head, int64_t kv_block, int64_t count) const {
-    const auto *k = kv.key(kv_block, kv_head), *v = kv.value(kv_block, kv_head);
-    const auto bytes = h_.dim * static_cast<int64_t>(sizeof(T));
-    for (int64_t r = 0; r < count; ++r, k += kv.k_stride, v += kv.v_stride) {
-      for (int64_t b = 0; b < bytes; b += 64) {
-        __builtin_prefetch(reinterpret_cast<const char*>(k) + b, 0, 2);
-        __builtin_prefetch(reinterpret_cast<const char*>(v) + b, 0, 2);
-      }
-    }
-  }
-
   /// Packs only positions that some row sees. The scores of the others are masked, and products stop before them.
-  void pack_kv_block(const KvRows<T>& kv, int64_t kv_head, int64_t kv_block, int64_t count) {
+  void pack_kv_block(const Kv& kv, int64_t kv_head, int64_t kv_block, int64_t count) {
     const int64_t slot = kv_block % kSpan / kKvBlock;
-    const T* k = kv.key(kv_block, kv_head);
+    const HeadRows<T> k = kv.keys(kv_block, kv_head, count, h_.dim, expanded_[0]);
+    const HeadRows<T> v = kv.values(kv_block, kv_head, count, h_.dim, expanded_[1]);
     for (int64_t half = 0; half * kPanel < count; ++half)
       pack_panel_across<D, false>(k_panels_ + slot * k_words_ + half * kPanel * shape_.dim_steps,
-                                  k + half * kPanel * kv.k_stride, kv.k_stride, count - half * kPanel, 0, h_.dim);
-    shape_.template pack_along<false>(v_panels_ + slot * v_words_, kv.value(kv_block, kv_head), kv.v_stride, h_.dim,
-                                      count);
+                                  k.first + half * kPanel * k.stride, k.stride, count - half * kPanel, 0, h_.dim);
+    shape_.template pack_along<false>(v_panels_ + slot * v_words_, v.first, v.stride, h_.dim, count);
   }
 
   /// Runs one block of rows over the packed KV blocks of positions [span, end).
@@ -400,6 +466,7 @@ class Forward {
   float *sums_, *top_, *total_;  // per block: outputs [panel][kAttentionRows<D>][32], maxima [16], sums of exp [16]
   uint32_t *q_, *k_panels_, *v_panels_, *p_;
   float* scores_;
+  T* expanded_[2] = {};  // keys and values of one head and KV block, if they are not used in place
   float shift_[kLanes], correction_[kTogether * kLanes];  // the latter a row per KV block
   RowSight sight_;
 };
@@ -435,11 +502,48 @@ void AttentionKernel<D>::run() const {
   [[maybe_unused]] const typename ScopeOf<typename D::Dot>::Type scope;
   Forward<D> forward({heads, kv_heads, head_dim, causal, scale, window, softcap}, scratch);
   for (int64_t row = 0; row < out.rows; row += seq_len) {
-    const KvRows<T> kv = {k.row(row), v.row(row), k.stride, v.stride, head_dim, nullptr, 0, 0};
+    const KvRows<T> kv = {k.row(row), v.row(row), k.stride, v.stride, {nullptr, 0, 0, head_dim}};
     const int64_t length = lengths.data ? *lengths.row(row / seq_len) : seq_len;
     forward.run(out, lse, q, kv, {row, length, nullptr, 0, length});
     clear_rows(out, row + length, row + seq_len, 0, out.cols);
     clear_rows(lse, row + length, row + seq_len, 0, heads);
+  }
+}
+
+/// The queries of a call over a paged cache. `width`: elements of the cache per position and head; `rows_of` gives a
+/// sequence's rows from its pages and the first element of the call's heads.
+template <class D, template <class> class RowsOf, class Kernel, class MakeRows>
+void run_paged(const Kernel& call, int64_t width, const MakeRows& rows_of) {
+  using T = typename D::T;
+  if (call.out.rows == 0) return;
+  [[maybe_unused]] const typename ScopeOf<typename D::Dot>::Type scope;
+  Forward<D, RowsOf> forward({call.heads, call.kv_heads, call.head_dim, true, call.scale, call.window, call.softcap},
+                             call.scratch);
+  // A task for some of the heads gets their columns of q and the whole caches.
+  const int64_t head_elements = call.block_size * width;
+  const bool is_share = call.kv_heads * width < call.k_cache.cols;
+  const int64_t first_head = is_share ? call.row_begin / (call.heads * call.head_dim) * call.kv_heads : 0;
+  const auto rows_of_sequence = [&](int32_t number) {
+    return rows_of(
+        Pages{call.block_table.row(number), call.block_size, call.block_size * call.k_cache.stride, head_elements},
+        first_head * head_elements);
+  };
+  for (int64_t row = 0; row < call.out.rows;) {
+    const int32_t own = *call.sequence.row(row);
+    int64_t end = row + 1;
+    while (end < call.out.rows && *call.sequence.row(end) == own) ++end;
+    const RowsOf<T> kv = rows_of_sequence(own);
+    Ahead following;  // the next sequence's first KV block, which the hardware prefetcher misses
+    if (end < call.out.rows) {
+      const int64_t last = *call.positions.row(end);
+      int64_t kv_block = call.window > 0 ? larger(int64_t{0}, last + 1 - call.window) : 0;
+      kv_block -= kv_block % kKvBlock;
+      following = rows_of_sequence(*call.sequence.row(end))
+                      .ahead(kv_block, 0, smaller(kKvBlock, last + 1 - kv_block), call.head_dim);
+    }
+    forward.run(call.out, {}, call.q, kv, {row, end - row, call.positions.row(row), call.positions.stride, 0},
+                following);
+    row = end;
   }
 }
 
@@ -458,38 +562,51 @@ void AttentionKernel<D>::run() const {
 template <class D>
 void AttentionPagedKernel<D>::run() const {
   using T = typename D::T;
-  if (out.rows == 0) return;
-  [[maybe_unused]] const typename ScopeOf<typename D::Dot>::Type scope;
-  Forward<D> forward({heads, kv_heads, head_dim, true, scale, window, softcap}, scratch);
-  // A task for some of the heads gets their columns of q and the whole caches.
-  const int64_t width = kv_heads * head_dim, block_rows = block_size * head_dim;
-  const int64_t first_head = width < k_cache.cols ? row_begin / (heads * head_dim) * kv_heads : 0;
-  const auto pages = [&](int32_t owner) {
-    return KvRows<T>{k_cache.elements() + first_head * block_rows,
-                     v_cache.elements() + first_head * block_rows,
-                     head_dim,
-                     head_dim,
-                     block_rows,
-                     block_table.row(owner),
-                     block_size,
-                     block_size * k_cache.stride};
-  };
-  for (int64_t row = 0; row < out.rows;) {
-    const int32_t own = *sequence.row(row);
-    int64_t end = row + 1;
-    while (end < out.rows && *sequence.row(end) == own) ++end;
-    const KvRows<T> kv = pages(own);
-    Ahead following;  // the next sequence's first KV block, which the hardware prefetcher misses
-    if (end < out.rows) {
-      const int64_t last = *positions.row(end);
-      int64_t kv_block = window > 0 ? larger(int64_t{0}, last + 1 - window) : 0;
-      kv_block -= kv_block % kKvBlock;
-      const KvRows<T> next = pages(*sequence.row(end));
-      following =
-          Ahead::of(next.key(kv_block, 0), next.value(kv_block, 0), smaller(kKvBlock, last + 1 - kv_block) * head_dim);
+  run_paged<D, KvRows>(*this, head_dim, [this](const Pages& pages, int64_t first) {
+    return KvRows<T>{k_cache.elements() + first, v_cache.elements() + first, head_dim, head_dim, pages};
+  });
+}
+
+// kernel attention_paged_int8  f32=F32 bf16=ProductBF16
+//   out out[m q]
+//   in q[m q], k_cache:i32[c kv], v_cache:i32[c kv], positions:i32[m 1], sequence:i32[m 1], block_table:i32[_ _]
+//   int block_size, heads, kv_heads, head_dim, window
+//   float scale, softcap
+//   require head_dim > 0 and head_dim % 4 == 0 and kv_heads > 0 and heads % kv_heads == 0
+//   require q == heads * head_dim and kv == kv_heads * (head_dim // 4 + 1)
+//   require block_size > 0 and c % block_size == 0
+//   let visible = min(length, window or length)
+//   flops m * visible * heads * (4 * head_dim + 4)
+//   bytes 2 * m * (item * head_dim * heads + visible * kv_heads * (head_dim + 4))
+//   scratch attention_scratch(max(1024, heads // kv_heads) + 16, head_dim) + 8 * 64 * head_dim + (1 << 10)
+/// `attention_paged` with the numbers of a cache of int8 (int8_cache.h).
+template <class D>
+void AttentionPagedInt8Kernel<D>::run() const {
+  using T = typename D::T;
+  run_paged<D, Int8Rows>(*this, int8_words(head_dim), [this](const Pages& pages, int64_t first) {
+    return Int8Rows<T>{k_cache.elements() + first, v_cache.elements() + first, pages};
+  });
+}
+
+// kernel kv_write_int8  f32 bf16
+//   inout cache:i32[_ c]
+//   in x[m d], slots:i32[m 1]
+//   int block_size, head_dim
+//   require block_size > 0 and cache.rows % block_size == 0 and head_dim > 0 and head_dim % 4 == 0
+//   require d % head_dim == 0 and c == d // head_dim * (head_dim // 4 + 1)
+//   flops 0
+//   bytes m * d * (item + 1)
+/// `kv_write` for a cache of int8.
+template <class T>
+void KvWriteInt8Kernel<T>::run() const {
+  for (int64_t r = 0; r < x.rows; ++r) {
+    const int64_t slot = *slots.row(r), place = slot % block_size;
+    if (slot < 0) continue;
+    int32_t* head = cache.row(slot - place);
+    for (int64_t c = 0; c < x.cols; c += head_dim, head += block_size * int8_words(head_dim)) {
+      const Int8Head<float, int8_t> to(reinterpret_cast<float*>(head), block_size, head_dim);
+      store_int8(x.row(r) + c, head_dim, to.codes + place * head_dim, to.scales + place);
     }
-    forward.run(out, {}, q, kv, {row, end - row, positions.row(row), positions.stride, 0}, following);
-    row = end;
   }
 }
 

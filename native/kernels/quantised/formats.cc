@@ -30,7 +30,8 @@ void read_row(const uint8_t* panel, int64_t size, int64_t row, int64_t cols, bf1
       for (int i = 0; i < 8; ++i)
         codes[i] = planes.code((first + i) / 2, place_of_lane<F>(static_cast<int>(2 * row) + i % 2));
       const int h = first / 16;
-      const Lanes8 numbers = numbers_of<F>(codes, Lanes8{} + scales.d[h], Lanes8{} + scales.m[h]);
+      const Lanes8 d = scales.d[h] - Lanes8{}, m = scales.m[h] - Lanes8{};  // subtracting 0 keeps the sign of 0
+      const Lanes8 numbers = numbers_of<F>(codes, d, m);
       for (int i = 0; i < smaller(8, cols - k - first); ++i) to[k + first + i] = round_to_bf16(numbers[i]);
     }
   });

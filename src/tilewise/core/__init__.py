@@ -12,7 +12,16 @@ from tilewise.core.dims import (
     shard_range,
     upper_bound,
 )
-from tilewise.core.dtypes import DTYPES, MODEL_DTYPES, DType, choose_dtype, dtype, is_float, model_dtype
+from tilewise.core.dtypes import (
+    DTYPES,
+    KV_CACHE_DTYPES,
+    MODEL_DTYPES,
+    DType,
+    choose_dtype,
+    dtype,
+    is_float,
+    model_dtype,
+)
 from tilewise.core.environment import VARIABLES, read
 from tilewise.core.errors import (
     CheckpointError,
@@ -36,6 +45,7 @@ from tilewise.core.validation import Validator, shown
 __all__ = [
     "BATCH",
     "DTYPES",
+    "KV_CACHE_DTYPES",
     "MAX_DEVICES",
     "MICRO",
     "MODEL_DTYPES",

@@ -12,6 +12,7 @@ from tilewise.core.validation import shown
 
 __all__ = [
     "DTYPES",
+    "KV_CACHE_DTYPES",
     "MAX_F32",
     "MIN_F32",
     "MODEL_DTYPES",
@@ -87,6 +88,7 @@ def dtype(name: str | DType) -> DType:
 
 
 _COMPUTED = ("bf16", "f32")
+KV_CACHE_DTYPES = ("auto", "int8")  # auto: that of the model
 MODEL_DTYPES = (*_COMPUTED, *(name for name, means in _SPELLINGS.items() if means in _COMPUTED))
 """Every spelling of the types that models compute in."""
 

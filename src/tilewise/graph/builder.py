@@ -160,14 +160,15 @@ class GraphBuilder(ComposedMethods):
         window: int | None = None,
         softcap: float | None = None,
     ) -> TensorNode:
-        """Causal attention of flattened tokens over a KV cache in blocks; the arguments are those
-        of `scaled_dot_product_attention`.
+        """Causal attention of flattened tokens over a KV cache in blocks, in the model's dtype or in
+        int8 (`kv_write`); the other arguments are those of `scaled_dot_product_attention`.
         """
         for cache in (k_cache, v_cache):
             self._require_format_of_cache("paged_attention", cache, head_dim, block_size)
         scores = attention_scores("paged_attention", scale, head_dim, window, softcap)
         attrs = {"head_dim": head_dim, "block_size": block_size, **scores}
-        return self.op("attention_paged", [q, k_cache, v_cache, positions, sequence, block_table], **attrs)[0]
+        name = "attention_paged_int8" if k_cache.spec.dtype.name == "i32" else "attention_paged"
+        return self.op(name, [q, k_cache, v_cache, positions, sequence, block_table], **attrs)[0]
 
     def kv_write(
         self, cache: TensorNode, x: TensorNode, slots: TensorNode, *, head_dim: int, block_size: int = 64
@@ -177,8 +178,12 @@ class GraphBuilder(ComposedMethods):
 
         In a block, each head's rows are contiguous. `paged_attention` with the same `head_dim` and
         `block_size` reads them in this form.
+
+        A cache of dtype i32 with `head_dim / 4 + 1` columns for each head holds int8: one scale and
+        `head_dim` codes for each row and head.
         """
-        return self.op("kv_write", [cache, x, slots], head_dim=head_dim, block_size=block_size)[0]
+        name = "kv_write_int8" if cache.spec.dtype.name == "i32" else "kv_write"
+        return self.op(name, [cache, x, slots], head_dim=head_dim, block_size=block_size)[0]
 
     def _require_format_of_cache(
         self, function: str, cache: TensorNode, head_dim: int, block_size: int
@@ -187,7 +192,10 @@ class GraphBuilder(ComposedMethods):
         for op in reversed(self.draft.ops):
             if written in op.outputs:
                 written_with = {name: op.attrs.get(name) for name in ("head_dim", "block_size")}
-                if op.op == "kv_write" and written_with != {"head_dim": head_dim, "block_size": block_size}:
+                if op.op in ("kv_write", "kv_write_int8") and written_with != {
+                    "head_dim": head_dim,
+                    "block_size": block_size,
+                }:
                     _validate.invalid(
                         function,
                         "a cache must be read with the head_dim and block_size it was written with",

@@ -69,6 +69,16 @@ def matmul_dx(
     return _plus(total, residual)
 
 
+def matmul_dx_quantised(
+    residual: Array | None,
+    terms: Sequence[tuple[Array, Array]],
+    form: WeightFormat,
+    ranges: Sequence[Any] | None = None,
+) -> F64:
+    """`matmul_dx` with weights in blocks of a format."""
+    return matmul_dx(residual, [(a, quantised_numbers(w, form)) for a, w in terms], ranges)
+
+
 def matmul_dw(
     n: int,
     dy: Array | None,
@@ -371,6 +381,57 @@ def kv_write(cache: Array, x: Array, slots: Array, block_size: int, dim: int) ->
     return out
 
 
+def int8_parts(cache: Array, block_size: int, dim: int) -> tuple[Array, Array]:
+    """Views of a cache of int8, i32 `[blocks * block_size, heads * (dim / 4 + 1)]`: its codes, int8 `[blocks, heads,
+    block_size, dim]`, and its scales, f32 `[blocks, heads, block_size]`.
+    """
+    words = dim // 4 + 1
+    heads = cache.reshape(-1, cache.shape[1] // words, block_size * words)
+    codes = heads[..., : block_size * dim // 4].view(np.int8)
+    return codes.reshape(*codes.shape[:2], block_size, dim), heads[..., -block_size:].view(np.float32)
+
+
+def int8_numbers(cache: Array, block_size: int, dim: int, dtype: np.dtype[Any]) -> Array:
+    """The cache `[blocks * block_size, heads * dim]` that a cache of int8 means."""
+    codes, scales = int8_parts(cache, block_size, dim)
+    numbers = (codes.astype(np.float32) * scales[..., None]).astype(dtype)
+    return numbers.reshape(len(cache), -1)
+
+
+def kv_write_int8(cache: Array, x: Array, slots: Array, block_size: int, dim: int) -> Array:
+    """`kv_write` into a cache of int8; the largest magnitude of a row and head becomes 127."""
+    out = cache.copy()
+    codes, scales = int8_parts(out, block_size, dim)
+    for row, slot in zip(x.astype(np.float32), slots.reshape(-1), strict=True):
+        if slot >= 0:
+            heads = row.reshape(-1, dim)
+            scale = np.abs(heads).max(1) / np.float32(127)
+            with np.errstate(invalid="ignore", divide="ignore"):
+                quotients = np.where(scale[:, None] > 0, heads / scale[:, None], 0)
+            codes[slot // block_size, :, slot % block_size] = np.rint(quotients).astype(np.int8)
+            scales[slot // block_size, :, slot % block_size] = scale
+    return out
+
+
+def attention_paged_int8(
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    positions: Array,
+    sequence: Array,
+    block_table: Array,
+    block_size: int,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    *scores: Any,
+) -> F64:
+    """`attention_paged` over the numbers of caches of int8."""
+    keys, values = (int8_numbers(cache, block_size, dim, q.dtype) for cache in (k_cache, v_cache))
+    sizes = block_size, heads, kv_heads, dim
+    return attention_paged(q, keys, values, positions, sequence, block_table, *sizes, *scores)
+
+
 def embedding(ids: Array, table: Array, vocab_begin: int) -> Array:
     """Rows of this shard's table. The row is zero for an id outside of the shard."""
     local = ids.reshape(-1) - vocab_begin
@@ -510,6 +571,7 @@ REFERENCES: dict[str, Any] = {
     "matmul": matmul,
     "matmul_quantised": matmul_quantised,
     "matmul_dx": matmul_dx,
+    "matmul_dx_quantised": matmul_dx_quantised,
     "matmul_dw": matmul_dw,
     "gemm": gemm,
     "rms_norm": rms_norm,
@@ -525,7 +587,9 @@ REFERENCES: dict[str, Any] = {
     "attention": attention,
     "attention_backward": attention_backward,
     "attention_paged": attention_paged,
+    "attention_paged_int8": attention_paged_int8,
     "kv_write": kv_write,
+    "kv_write_int8": kv_write_int8,
     **ACTIVATIONS,
     **ARITHMETIC,
     **DIMS,

@@ -33,9 +33,10 @@ class Family:
         max_context: the longest sequence that a model supports.
         default_context: the default context limit.
         training: (config, batch, seq, dtype) describes one training step.
-        kv_elements: of the KV cache, per token; 0 for models that do not write.
+        kv_bytes: (config, itemsize, kv_cache_dtype) returns the bytes of the KV cache per token; 0 for models that do
+            not write.
         decoding: (config, max_tokens, max_sequences, num_blocks, dtype, context, num_positions, max_rows,
-            with_head) describes prefill and decoding; None for models that do not write.
+            with_head, kv_cache_dtype) describes prefill and decoding; None for models that do not write.
         encoding: (config, batch, seq, dtype) describes the vectors of all tokens of texts; None for models that
             do not encode.
     """
@@ -45,7 +46,7 @@ class Family:
     shapes: Callable[[Any], Iterator[tuple[str, tuple[int, ...]]]]
     max_context: Callable[[Any], int]
     default_context: Callable[[Any], int]
-    kv_elements: Callable[[Any], int]
+    kv_bytes: Callable[[Any, float, str], float]
     training: Callable[..., ModelParts]
     decoding: Callable[..., ModelParts] | None = None
     encoding: Callable[..., ModelParts] | None = None
@@ -104,8 +105,10 @@ def decoder_family(
     def shapes(configuration: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
         return parameter_shapes(configuration.decoder)
 
-    def kv_elements(configuration: Any) -> int:
-        return int(2 * configuration.decoder.kv_size * len(configuration.decoder.layers))
+    def kv_bytes(configuration: Any, itemsize: float, kv_cache_dtype: str) -> float:
+        decoder = configuration.decoder
+        columns, is_int8 = model.cache_columns(decoder, kv_cache_dtype)
+        return 2 * len(decoder.layers) * columns * (4 if is_int8 else itemsize)
 
     def max_context(configuration: Any) -> int:
         return int(configuration.decoder.max_positions)
@@ -113,4 +116,4 @@ def decoder_family(
     def default_context(configuration: Any) -> int:
         return int(configuration.decoder.default_context)
 
-    return Family(config, layout, shapes, max_context, default_context, kv_elements, training, decoding)
+    return Family(config, layout, shapes, max_context, default_context, kv_bytes, training, decoding)

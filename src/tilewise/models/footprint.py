@@ -11,7 +11,7 @@ from math import prod
 
 from tilewise.models.decoder.weights import HEAD
 from tilewise.models.model_config import ModelConfig
-from tilewise.models.registry import default_context, is_encoder, kv_elements_per_token, parameter_shapes
+from tilewise.models.registry import default_context, is_encoder, kv_bytes_per_token, parameter_shapes
 
 __all__ = ["Footprint", "footprint"]
 
@@ -83,5 +83,5 @@ def footprint(
     weights = sum(size(name, shape) for name, shape in shapes.items())
     is_tied = HEAD not in shapes and not is_encoder(config)
     read = weights if is_tied else weights - size(_EMBEDDING, shapes[_EMBEDDING])
-    per_token = kv_elements_per_token(config) * bits / 8
+    per_token = kv_bytes_per_token(config, bits / 8)
     return Footprint(int(weights), int(read), int(per_token), default_context(config))

@@ -55,7 +55,7 @@ __all__ = [
     "default_context",
     "file_layout",
     "is_encoder",
-    "kv_elements_per_token",
+    "kv_bytes_per_token",
     "maker_of",
     "max_context",
     "model_parts",
@@ -240,9 +240,15 @@ def default_context(config: ModelConfig) -> int:
     return FAMILIES[config.model_type].default_context(config)
 
 
-def kv_elements_per_token(config: ModelConfig) -> int:
-    """Elements of the KV cache for one token; 0 for encoders."""
-    return FAMILIES[config.model_type].kv_elements(config)
+def kv_bytes_per_token(config: ModelConfig, itemsize: float, kv_cache_dtype: str = "auto") -> float:
+    """Bytes of the KV cache for one token; 0 for encoders.
+
+    Args:
+        config: the model.
+        itemsize: bytes of an element in the model's dtype.
+        kv_cache_dtype: as in `build_decoding_graph`.
+    """
+    return FAMILIES[config.model_type].kv_bytes(config, itemsize, kv_cache_dtype)
 
 
 def is_encoder(config: ModelConfig) -> bool:
@@ -330,6 +336,7 @@ def build_decoding_graph(
     num_positions: int | None = None,
     max_rows: int | None = None,
     with_head: bool = True,
+    kv_cache_dtype: str = "auto",
 ) -> None:
     """Define prefill and decoding over flattened tokens in an empty graph.
 
@@ -345,17 +352,23 @@ def build_decoding_graph(
         num_positions: maximum number of positions that one sequence uses; by default all.
         max_rows: largest number of tokens with logits; by default `max_sequences`.
         with_head: False: the graph ends before the head.
+        kv_cache_dtype: `auto`: the cache has the dtype; `int8`: a cached number is code * scale,
+            rounded to the dtype, with one scale for every position and head.
 
     Inputs, all i32: tokens, positions, slots, sequence `[T]`; block_table `[S, blocks]`; rows
     `[R]`. Output: logits `[R, V]`; without a head, hidden `[R, D]`.
 
     Raises:
         ConfigError: the model does not generate.
-        ShapeError: a size is invalid, or the context exceeds the model's.
+        ShapeError: a size is invalid, the context exceeds the model's, or the head size is not a
+            multiple of 4 and the cache is to be int8.
     """
     sizes = (max_tokens, max_sequences, num_blocks, dtype)
     bounds = {"context": context, "num_positions": num_positions, "max_rows": max_rows}
-    model_parts(config, "decoding", *sizes, **bounds, with_head=with_head).build(graph)
+    made = model_parts(
+        config, "decoding", *sizes, **bounds, with_head=with_head, kv_cache_dtype=kv_cache_dtype
+    )
+    made.build(graph)
 
 
 def build_encoding_graph(

@@ -16,11 +16,11 @@ from dataclasses import replace
 import numpy as np
 
 from tilewise import models
-from tilewise.core import TilewiseError, Validator, dtype, get_logger
+from tilewise.core import TilewiseError, Validator, get_logger
 from tilewise.core.limits import available_memory
 from tilewise.kernels.sampling import sample_tokens
 from tilewise.models import BLOCK_SIZE
-from tilewise.serve.model import ServedModel
+from tilewise.serve.model import ServedModel, block_bytes
 from tilewise.serve.runner import Runner
 from tilewise.serve.scheduler import Scheduled
 from tilewise.serve.sequence import Sequence
@@ -52,7 +52,7 @@ class DraftModel:
                 "speculative_config", rule, str(config.vocab_size), "choose one of the same family"
             )
         settings = target.settings
-        per_block = models.kv_elements_per_token(config) * BLOCK_SIZE * dtype(target.dtype).numpy.itemsize
+        per_block = block_bytes(config, settings, target.dtype)
         longest = min(models.max_context(config), target.limits.max_context)
         self._model = ServedModel(
             model_dir,

@@ -1,7 +1,8 @@
 """A loaded model: decoding graph with weights, KV cache and workers, tokenizer and generation_config.json.
 
-`ServedModel` owns the graph instance. Settings that are sizes affect memory and speed. Only the
-dtype, `quantization`, and `max_model_len`, which determines RoPE's frequencies in some models, affect the text.
+`ServedModel` owns the graph instance. Settings that are sizes affect memory and speed. Only the dtype,
+`quantization`, `kv_cache_dtype`, and `max_model_len`, which determines RoPE's frequencies in some models, affect the
+text.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class ServedModel:
         )
         self.end_ids = end_ids(self.generation_config, self.config)
         self.max_model_len, self.limits = _sizes(self.config, settings, self.dtype)
-        kind = f"{self.dtype} {settings.quantization} {self.max_model_len}"
+        kind = f"{self.dtype} {settings.quantization} {settings.kv_cache_dtype} {self.max_model_len}"
         self.name = f"{model_dir} {kind}".encode("utf-8", "surrogatepass")
         is_dummy = settings.load_format == "dummy"
         writes = settings.runner == "generate"
@@ -147,6 +148,7 @@ class ServedModel:
             num_positions=limits.max_context,
             max_rows=limits.max_rows,
             with_head=settings.runner == "generate",
+            kv_cache_dtype=settings.kv_cache_dtype,
         )
         tp, copies = settings.tensor_parallel_size, settings.data_parallel_size
         workers = settings.workers_per_device
@@ -203,6 +205,12 @@ def _cache_bytes(plan: Plan) -> int:
     return sum(usage["state"] for usage in plan.estimate_memory_usage())
 
 
+def block_bytes(config: ModelConfig, settings: EngineSettings, dtype_name: str) -> int:
+    """Size of a block of the KV cache over all devices."""
+    itemsize = dtype(dtype_name).numpy.itemsize
+    return int(BLOCK_SIZE * models.kv_bytes_per_token(config, itemsize, settings.kv_cache_dtype))
+
+
 def _sizes(config: ModelConfig, settings: EngineSettings, dtype_name: str) -> tuple[int, Limits]:
     """The context, and the sizes of a step and of the cache."""
     length = models.default_context(config) if settings.max_model_len is None else settings.max_model_len
@@ -210,7 +218,7 @@ def _sizes(config: ModelConfig, settings: EngineSettings, dtype_name: str) -> tu
     length = limit if settings.max_context is None else settings.max_context
     context = _validate.integer("engine", "max_context", length, 1, limit)
     seqs = settings.max_num_seqs
-    per_block = models.kv_elements_per_token(config) * BLOCK_SIZE * dtype(dtype_name).numpy.itemsize
+    per_block = block_bytes(config, settings, dtype_name)
     if settings.kv_cache_memory_bytes is None:
         usual = max(_USUAL_CACHE_BYTES // per_block, num_blocks_for(context))
         num_blocks = min(seqs * num_blocks_for(context), usual)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from tilewise.core import MAX_DEVICES, MODEL_DTYPES, Validator
+from tilewise.core import KV_CACHE_DTYPES, MAX_DEVICES, MODEL_DTYPES, Validator
 from tilewise.settings.declaration import check_settings, documented, setting
 
 __all__ = ["EngineSettings", "SpeculativeConfig"]
@@ -93,8 +93,8 @@ class SpeculativeConfig:
 class EngineSettings:
     """How a model is loaded and how much it computes and stores at a time.
 
-    Only `dtype`, `quantization` and, if RoPE is scaled as `dynamic` or `longrope`, `max_model_len` affect the text.
-    All other settings affect memory and speed.
+    Only `dtype`, `quantization`, `kv_cache_dtype` and, if RoPE is scaled as `dynamic` or `longrope`, `max_model_len`
+    affect the text. All other settings affect memory and speed.
 
     Args:
 
@@ -135,6 +135,14 @@ class EngineSettings:
         panel=_PANEL,
         metavar="FORMAT",
         default_text="as in the files",
+    )
+    kv_cache_dtype: str = setting(
+        "auto",
+        "auto: the KV cache has the dtype of the model; int8: 8 bits per number and a scale for every position and "
+        "head, which holds nearly twice as many tokens in the same memory.",
+        choices=KV_CACHE_DTYPES,
+        panel=_PANEL,
+        metavar="TYPE",
     )
     max_model_len: int | None = setting(
         None,

@@ -22,7 +22,7 @@ from tilewise.kernels import KERNELS
 from tilewise.kernels.isa import run
 from tilewise.kernels.packing import packed_elements
 
-M, D, HEADS, KV_HEADS, HEAD_DIM = 6, 38, 4, 2, 6
+M, D, HEADS, KV_HEADS, HEAD_DIM = 6, 38, 4, 2, 8
 SIZES = {
     "m": M,
     "t": M,
@@ -42,6 +42,11 @@ ANY = {  # sizes that the table leaves open
     ("attention", "lse"): (M, HEADS),
     ("attention_backward", "lse"): (M, HEADS),
     ("attention_paged", "block_table"): (2, 2),
+    ("attention_paged_int8", "block_table"): (2, 2),
+    ("attention_paged_int8", "k_cache"): (8, KV_HEADS * (HEAD_DIM // 4 + 1)),
+    ("attention_paged_int8", "v_cache"): (8, KV_HEADS * (HEAD_DIM // 4 + 1)),
+    ("kv_write_int8", "cache"): (8, 5 * (HEAD_DIM // 4 + 1)),
+    ("kv_write_int8", "x"): (M, 5 * HEAD_DIM),
     ("rope", "table"): (8, D),
     ("square_sum", "out"): (2 * M, 1),
     ("square_sum", "grad"): (M, D),

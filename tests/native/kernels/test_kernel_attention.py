@@ -19,6 +19,7 @@ from kernel_checks import (
     assert_close,
     assert_same_bits,
     bits,
+    empty,
     every_dtype,
     every_level,
     in_turn,
@@ -169,6 +170,45 @@ def test_some_heads_have_the_bits_of_all(isa, dt, rows):
         assert_same_bits(out, whole[:, columns])
     out = run_paged(share, dt, own, caches, table, rows, isa)
     assert (bits(out) != bits(whole[:, columns])).any(), "another place to begin must show"
+
+
+@every_level
+@every_dtype
+@in_turn("heads", [(8, 2, 64), (4, 2, 20), (1, 1, 128)])
+def test_int8_caches_are_the_caches_of_their_numbers(isa, dt, heads):
+    """Written, few rows and many: the bits of a plain cache with the numbers that NumPy reads from the codes."""
+    count, kv_heads, dim = heads
+    gen, rows, block_size = rng(dim), 64 * 3, 64
+    slots = gen.permutation(rows).astype(np.int32)[:, None]
+    slots[3] = -1
+    caches, plain = [], []
+    for x in (random(gen, rows, kv_heads * dim, dt) for _ in range(2)):
+        x[5, dim - 1], x[6] = 40.0, 0.0
+        cache = np.zeros((rows, kv_heads * (dim // 4 + 1)), np.int32)
+        expected = reference.kv_write_int8(cache, x, slots, block_size, dim)
+        run(f"kv_write_int8_{dt}", [cache, x, slots], [block_size, dim], isa=isa)
+        assert_same_bits(cache, expected)
+        caches.append(cache)
+        plain.append(reference.int8_numbers(cache, block_size, dim, NUMPY[dt]))
+        written = reference.cache_pages(plain[-1], block_size, dim)[slots[7, 0] // 64, :, slots[7, 0] % 64]
+        own = x[7].astype(np.float32).reshape(kv_heads, dim)
+        assert (np.abs(written.astype(np.float32) - own) <= np.abs(own).max(1, keepdims=True) / 100).all()
+    table = gen.permutation(3)[None].astype(np.int32)
+
+    def attend(kernel, operands):
+        out, owner = empty(*q.shape, dt), np.zeros_like(positions)
+        sizes = [block_size, *heads, 0]
+        run(f"{kernel}_{dt}", [out, q, *operands, positions, owner, table], sizes, [dim**-0.5, 0.0], isa=isa)
+        return out
+
+    for number in (1, 2, 70):
+        q, positions = random(gen, number, count * dim, dt), np.sort(gen.integers(0, rows, (number, 1)), 0)
+        positions = positions.astype(np.int32)
+        out = attend("attention_paged_int8", caches)
+        assert_same_bits(out, attend("attention_paged", plain))
+    codes, _ = reference.int8_parts(caches[1], block_size, dim)
+    codes[table[0, 0], 0, 0, 0] ^= 64  # the twin
+    assert (bits(attend("attention_paged_int8", caches)) != bits(out)).any()
 
 
 @every_dtype

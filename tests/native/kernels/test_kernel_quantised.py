@@ -27,9 +27,9 @@ def weight(name, n, k, seed, isa=""):
     )
 
 
-def product(kernel, ints, rows, w, ranges, isa):
-    """The product of some rows and a weight in the given ranges of k."""
-    out = empty(len(rows), w[1], "bf16")
+def product(kernel, ints, rows, w, ranges, isa, columns=None):
+    """The product of some rows and a weight in the given ranges of the contraction."""
+    out = empty(len(rows), w[1] if columns is None else columns, "bf16")
     run(f"{kernel}_bf16", [out, None, rows, w], [*ints, 0, 1, len(ranges), *np.ravel(ranges)], isa=isa)
     return out
 
@@ -51,7 +51,7 @@ def test_kernels_know_the_formats():
 )
 @settings(max_examples=40, deadline=None)
 def test_products_and_rows_are_those_of_the_numbers(isa, name, n, blocks, m, data):
-    """To the bit: products of any number of rows over any ranges of k, looked-up rows, and all numbers."""
+    """To the bit: products of any number of rows over any ranges, transposed ones, looked-up rows, and all numbers."""
     k = FORMATS[name].block * blocks
     cuts = sorted(
         {0, k, *(2 * data.draw(st.integers(0, k // 2)) for _ in range(data.draw(st.integers(0, 3))))}
@@ -64,6 +64,10 @@ def test_products_and_rows_are_those_of_the_numbers(isa, name, n, blocks, m, dat
     plain = (pack_weight(numbers, "bf16"), n, k)
     expected = product("matmul", [], rows, plain, ranges, isa)
     assert_same_bits(product("matmul_quantised", [number], rows, packed, ranges, isa), expected)
+    cuts = sorted({0, n, *(2 * data.draw(st.integers(0, n // 2)) for _ in range(2))})
+    ranges, columns = list(pairwise(cuts)), random(gen, m, n, "bf16")
+    expected = product("matmul_dx", [], columns, plain, ranges, isa, k)
+    assert_same_bits(product("matmul_dx_quantised", [number], columns, packed, ranges, isa, k), expected)
     ids, out = gen.integers(-1, n + 1, (m, 1)).astype(np.int32), empty(m, k, "bf16")
     run("embedding_quantised_bf16", [out, ids, packed], [number, 0], isa=isa)
     inside = (ids >= 0) & (ids < n)

@@ -54,6 +54,7 @@ def test_every_kernel_has_a_reference():
 
 MOVES = {
     "kv_write",
+    "kv_write_int8",
     "copy",
     "copy_pairs",
     "fetch",

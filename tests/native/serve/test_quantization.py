@@ -1,6 +1,8 @@
 """`--quantization`: weights of products are rounded while they are loaded, by the same formula on every mesh."""
 
 import json
+from contextlib import closing
+from functools import partial
 
 import ml_dtypes
 import numpy as np
@@ -84,3 +86,21 @@ def test_settings_that_contradict_each_other_are_rejected(tmp_path, model_dir):
     (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": awq(32).config}))
     with pytest.raises(ConfigError, match=r"in bf16, f16 or f32.*up_proj.*int4_g32"):
         load(tmp_path, quantization="int8")
+
+
+def test_kv_cache_of_int8(tmp_path):
+    """Texts do not depend on devices, chunks or cached prefixes; the cache is smaller, and other numbers show."""
+    model_dir = save_model(tmp_path / "model")
+    cached = partial(answers, model_dir, kv_cache_dtype="int8")
+    expected = cached()
+    assert cached(tensor_parallel_size=2) == expected
+    assert cached(max_num_batched_tokens=5) == expected
+    assert cached(enable_prefix_caching=False) == expected
+    assert answers(model_dir) != expected
+    config = models.open(model_dir)
+    sizes = [models.kv_bytes_per_token(config, 2, kind) for kind in ("int8", "auto")]
+    assert sizes[0] / sizes[1] == (config.decoder.head_dim + 4) / (2 * config.decoder.head_dim)
+    with closing(
+        load(model_dir, dtype="bf16", max_num_seqs=1, max_model_len=64, kv_cache_dtype="int8")
+    ) as model:
+        assert model.cache_bytes == 64 * sizes[0]

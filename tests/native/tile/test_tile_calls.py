@@ -81,7 +81,7 @@ def test_tile_calls_have_the_bits_of_the_kernel(runtime, name):
 def test_every_kernel_has_tile_calls_or_a_reason():
     """Kernels that only tile programs can call say why in their declaration."""
     internal = {fields["base"] for fields in DECLARED if fields["internal"]}
-    quantised = {"matmul_quantised", "embedding_quantised"}
+    quantised = {"matmul_quantised", "matmul_dx_quantised", "embedding_quantised"}
     of_many_dims = {"rearrange", "concat", "reduce_sum", "reduce_max", "gather_elements", "scatter_add"}
     assert (
         internal

@@ -78,8 +78,14 @@ class _Scores(Op):
     window: int
     softcap: float
 
+    @property
+    def _columns_of_kv_head(self) -> int:
+        """Columns of a head in the operands of keys and values."""
+        return self.head_dim
+
     def _check_scores(self, q: TensorSpec, k: TensorSpec) -> None:
-        heads, kv_heads = _heads(q, self.head_dim, self.name), _heads(k, self.head_dim, self.name)
+        heads = _heads(q, self.head_dim, self.name)
+        kv_heads = _heads(k, self._columns_of_kv_head, self.name)
         require(heads % kv_heads == 0, self.name, "query heads must divide by KV heads", q, k)
         rule = f"a window must be 1 or more positions, not {self.window}"
         require(self.window >= 0, self.name, rule, advice="0 means no window")
@@ -93,13 +99,13 @@ class _Scores(Op):
         divides the KV heads.
         """
         ref = low.tensor(out)
-        most, kv_heads = tiles_across(ref.cols, ref.tile_cols), low.tensor(k).cols // self.head_dim
+        most, kv_heads = tiles_across(ref.cols, ref.tile_cols), low.tensor(k).cols // self._columns_of_kv_head
         return max(n for n in range(1, most + 1) if kv_heads % n == 0)
 
     def _heads_of(self, low: Lowering, q: int, k: int, shares: int) -> dict[str, int]:
         """Local query heads and local KV heads of a share, and the head size."""
-        columns = self.head_dim * shares
-        heads, kv_heads = (low.tensor(t).cols // columns for t in (q, k))
+        heads = low.tensor(q).cols // (self.head_dim * shares)
+        kv_heads = low.tensor(k).cols // (self._columns_of_kv_head * shares)
         return {"heads": heads, "kv_heads": kv_heads, "head_dim": self.head_dim}
 
 
@@ -319,7 +325,40 @@ class KvWrite(Op):
         x = low.tensor(self.x)
         tiles = {"cache": low.whole(self.out), "x": low.row(x), "slots": low.row(self.slots)}
         ints = {"block_size": self.block_size, "head_dim": self.head_dim}
-        low.emit("kv_write", over=x, dtype=x.dtype, tiles=tiles, ints=ints)
+        low.emit(self.name, over=x, dtype=x.dtype, tiles=tiles, ints=ints)
+
+
+def int8_columns(head_dim: int) -> int:
+    """Columns of a head in a cache of int8, which is i32: four codes each, and a scale.
+
+    Raises:
+        ShapeError: the head size is not a multiple of 4.
+    """
+    rule = f"a cache of int8 needs a head size that is a multiple of 4, not {head_dim}"
+    require(head_dim % 4 == 0, "kv_write_int8", rule, advice="keep the cache in the model's dtype")
+    return head_dim // 4 + 1
+
+
+@register
+class KvWriteInt8(KvWrite):
+    """`kv_write` into a cache of int8: i32, `int8_columns` for each head. A row of a head becomes a
+    scale, its largest magnitude / 127, and codes; the cached numbers are code * scale, rounded to
+    the dtype of x.
+    """
+
+    name = "kv_write_int8"
+    cache: int = operand("c h*", dtype="i32", storage="rows")
+    x: int = operand("t h*")
+    out: int = result(like="cache", in_place="cache", dtype="i32")
+
+    def check(self, spec: Specs) -> None:
+        """A cache consists of whole blocks, and has a part for each head."""
+        cache, x = spec(self.cache), spec(self.x)
+        _check_blocks(self.name, cache, self.block_size)
+        columns = int8_columns(self.head_dim)
+        rule = f"a cache of int8 must have {columns} columns for every {self.head_dim} of x"
+        fits = _heads(cache, columns, self.name) == _heads(x, self.head_dim, self.name)
+        require(fits, self.name, rule, cache, x)
 
 
 @register
@@ -366,7 +405,7 @@ class AttentionPaged(_Scores):
         by_row = low.row if shares == 1 else low.whole
         heads = self._heads_of(low, self.q, self.k_cache, shares)
         low.emit(
-            "attention_paged",
+            self.name,
             over=q if shares == 1 else Number(q.cols),
             step=None if shares == 1 else q.cols // shares,
             dtype=q.dtype,
@@ -382,3 +421,16 @@ class AttentionPaged(_Scores):
             ints={"block_size": self.block_size, "window": self.window, **heads},
             floats={"scale": self.scale, "softcap": self.softcap},
         )
+
+
+@register
+class AttentionPagedInt8(AttentionPaged):
+    """`attention_paged` over the numbers of caches of int8, which `kv_write_int8` wrote."""
+
+    name = "attention_paged_int8"
+    k_cache: int = operand("c h*", dtype="i32", storage="rows")
+    v_cache: int = operand("c h*", dtype="i32", storage="rows")
+
+    @property
+    def _columns_of_kv_head(self) -> int:
+        return int8_columns(self.head_dim)

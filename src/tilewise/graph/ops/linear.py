@@ -132,8 +132,8 @@ class Linear(Op):
         }
         kernel, quantised = "matmul" if self.transpose else "matmul_dx", low.spec(self.w[0]).format
         if quantised is not None:
-            _require_forward(low.op.label, low.spec(self.w[0]), self.transpose)
-            kernel, ints["format"] = "matmul_quantised", quantised.number
+            kernel, ints["format"] = f"{kernel}_quantised", quantised.number
+            columns = columns if self.transpose else 0  # a task reads whole blocks
         part, weight_part = low.row, low.whole
         if columns:
             part, weight_part = low.col, low.row if self.transpose else low.col
@@ -173,19 +173,6 @@ def _require_pairs(op: str, weight: TensorSpec, label: DimLabel | None, dim: int
         raise PlanError(
             f"[plan.linear] k splits of a bf16 product must begin at even elements; got {odd} of {size} "
             f"of {label.name!r} in pieces of {label.atom}, in {op!r}; use pieces (heads) of an even size, or f32"
-        )
-
-
-def _require_forward(op: str, weight: TensorSpec, transpose: bool) -> None:
-    """Check that a quantised weight is used transposed.
-
-    Raises:
-        PlanError: it is used as stored, as in an input gradient.
-    """
-    if not transpose:
-        raise PlanError(
-            f"[plan.linear] a quantised weight can only be used as x wᵀ; got {weight.name!r} in {weight.storage} "
-            f"used as stored in {op!r}; load it without quantisation"
         )
 
 

@@ -20,7 +20,7 @@ FAMILY = Family(
     parameter_shapes,
     lambda config: config.max_position_embeddings,
     lambda config: config.max_position_embeddings,
-    lambda config: 0,
+    lambda config, itemsize, kv_cache_dtype: 0,
     training_parts,
     encoding=encoding_parts,
 )

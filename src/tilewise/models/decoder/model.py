@@ -8,14 +8,16 @@ say what strategies may shard.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from tilewise.core.dims import MAX_SIZE, Dim, Size, upper_bound
-from tilewise.core.dtypes import DType
+from tilewise.core.dtypes import KV_CACHE_DTYPES, DType
 from tilewise.core.dtypes import dtype as dtype_of
 from tilewise.core.errors import ShapeError
 from tilewise.core.validation import Validator
+from tilewise.graph.ops.attention import int8_columns
 from tilewise.ir.graph import TensorNode, TensorSpec
 from tilewise.models.decoder.architecture import Decoder, LayerKind
 from tilewise.models.decoder.rope import rope_table
@@ -137,12 +139,29 @@ def decoder_layer(
     return _after_attention(graph, x_BSD, attended, decoder)
 
 
-def _caches(decoder: Decoder, num_blocks: int, dtype: str | DType) -> tuple[TensorSpec, TensorSpec]:
+def cache_columns(decoder: Decoder, kv_cache_dtype: str) -> tuple[int, bool]:
+    """Columns of a layer's keys or values in the cache, and whether it is int8 (and its dtype i32).
+
+    Raises:
+        ShapeError: the head size is not a multiple of 4, as a cache of int8 needs.
+    """
+    _validate.choice("build_decoding_graph", "kv_cache_dtype", kv_cache_dtype, KV_CACHE_DTYPES)
+    is_int8 = kv_cache_dtype == "int8"
+    if is_int8 and decoder.head_dim % 4:
+        rule = "a KV cache of int8 needs a head size that is a multiple of 4"
+        _validate.invalid("build_decoding_graph", rule, str(decoder.head_dim), "keep kv_cache_dtype auto")
+    return decoder.num_kv_heads * (int8_columns(decoder.head_dim) if is_int8 else decoder.head_dim), is_int8
+
+
+def _caches(
+    decoder: Decoder, num_blocks: int, dtype: str | DType, kv_cache_dtype: str
+) -> tuple[TensorSpec, TensorSpec]:
     """One layer's KV cache: keys, values."""
-    shape, labels = (num_blocks * BLOCK_SIZE, decoder.kv_size), (None, kv_heads_label(decoder))
-    keys, values = (
-        TensorSpec(shape, dtype_of(dtype), labels, f"self_attn.{name}") for name in ("k_cache", "v_cache")
-    )
+    columns, is_int8 = cache_columns(decoder, kv_cache_dtype)
+    label = replace(kv_heads_label(decoder), atom=columns // decoder.num_kv_heads)
+    shape, labels = (num_blocks * BLOCK_SIZE, columns), (None, label)
+    stored = dtype_of("i32" if is_int8 else dtype)
+    keys, values = (TensorSpec(shape, stored, labels, f"self_attn.{name}") for name in ("k_cache", "v_cache"))
     return keys, values
 
 
@@ -158,11 +177,12 @@ def cached_layer(
     decoder: Decoder,
     kind: LayerKind,
     num_blocks: int,
+    kv_cache_dtype: str,
 ) -> TensorNode:
     """One layer over flattened tokens `[T, D]` and a KV cache in blocks."""
     h_TD = _attention_input(graph, x_TD, decoder)
     q_TN = _projected(graph, "q", h_TD, positions, tables, decoder)
-    caches = _written_caches(graph, h_TD, positions, slots, tables, decoder, num_blocks)
+    caches = _written_caches(graph, h_TD, positions, slots, tables, decoder, num_blocks, kv_cache_dtype)
     attended = _attended(graph, q_TN, caches, positions, sequence, block_table, decoder, kind)
     return _after_attention(graph, x_TD, attended, decoder)
 
@@ -181,13 +201,14 @@ def last_cached_layer(
     decoder: Decoder,
     kind: LayerKind,
     num_blocks: int,
+    kv_cache_dtype: str,
 ) -> TensorNode:
     """The last layer: keys and values of all tokens, everything else only for the requested rows
     `[R]`. A row has the same values next to any other rows.
     """
     h_TD = _attention_input(graph, x_TD, decoder)
     q_RN = _projected(graph, "q", graph.gather_rows(h_TD, rows), row_positions, tables, decoder)
-    caches = _written_caches(graph, h_TD, positions, slots, tables, decoder, num_blocks)
+    caches = _written_caches(graph, h_TD, positions, slots, tables, decoder, num_blocks, kv_cache_dtype)
     attended = _attended(graph, q_RN, caches, row_positions, row_sequence, block_table, decoder, kind)
     return _after_attention(graph, graph.gather_rows(x_TD, rows), attended, decoder)
 
@@ -200,10 +221,11 @@ def _written_caches(
     tables: tuple[TensorNode, ...],
     decoder: Decoder,
     num_blocks: int,
+    kv_cache_dtype: str,
 ) -> tuple[TensorNode, TensorNode]:
     """Keys and values of all tokens, written into a layer's caches."""
     caches = []
-    for name, spec in zip("kv", _caches(decoder, num_blocks, h.spec.dtype)):
+    for name, spec in zip("kv", _caches(decoder, num_blocks, h.spec.dtype, kv_cache_dtype)):
         new = _projected(graph, name, h, positions, tables, decoder)
         cache = graph.state(spec.shape, spec.dtype, name=spec.name, labels=spec.labels)
         caches.append(graph.kv_write(cache, new, slots, head_dim=decoder.head_dim, block_size=BLOCK_SIZE))
@@ -328,11 +350,13 @@ def decoding_parts(
     num_positions: int | None = None,
     max_rows: int | None = None,
     with_head: bool = True,
+    kv_cache_dtype: str = "auto",
 ) -> ModelParts:
     """Prefill and decoding, as `models.build_decoding_graph` describes them.
 
     Raises:
-        ShapeError: a size that no graph has, or a context beyond the model's.
+        ShapeError: a size that no graph has, a context beyond the model's, or a head size that a
+            cache of int8 cannot have.
     """
     call = "build_decoding_graph"
     most_rows = max_sequences if max_rows is None else max_rows
@@ -363,7 +387,8 @@ def decoding_parts(
 
     def layer_of(number: int) -> LayerUse:
         kind = decoder.layers[number]
-        attrs = {"decoder": decoder, "kind": kind, "num_blocks": num_blocks}
+        cache = {"num_blocks": num_blocks, "kv_cache_dtype": kv_cache_dtype}
+        attrs = {"decoder": decoder, "kind": kind, **cache}
         path, tables = f"layers.{number}", _table_of(kind)
         if number + 1 < len(decoder.layers):
             return LayerUse(cached_layer, path, (*places, "block_table", *tables), attrs)
@@ -371,9 +396,8 @@ def decoding_parts(
         return LayerUse(last_cached_layer, path, operands, attrs)
 
     def caches(number: int) -> tuple[TensorSpec, ...]:
-        return tuple(
-            spec.renamed(f"layers.{number}.{spec.name}") for spec in _caches(decoder, num_blocks, dtype)
-        )
+        specs = _caches(decoder, num_blocks, dtype, kv_cache_dtype)
+        return tuple(spec.renamed(f"layers.{number}.{spec.name}") for spec in specs)
 
     def after(graph: GraphBuilder, x: TensorNode, named: Mapping[str, TensorNode]) -> None:
         x = _norm(graph, x, "norm", decoder)
