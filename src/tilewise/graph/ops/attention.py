@@ -21,7 +21,7 @@ from tilewise.ir.op import Bounds, Gradients, Op, Partial, Specs, operand, optio
 from tilewise.ir.program import Number, NumberLike, tiles_across
 from tilewise.ir.tape import Tape
 
-__all__: list[str] = []
+__all__ = ["int8_columns"]
 
 MAX_HEAD_DIM = 1024
 
