@@ -25,6 +25,7 @@ __all__ = [
     "InternalError",
     "LayoutError",
     "NotFinite",
+    "PartialBlocks",
     "PeerLost",
     "PlanError",
     "ResourceError",
@@ -52,6 +53,18 @@ class LayoutError(TilewiseError, ValueError):
 
 class PlanError(TilewiseError, ValueError):
     """A graph cannot be planned or run as requested."""
+
+
+class PartialBlocks(PlanError):
+    """A device's part of a quantised weight would not consist of whole blocks.
+
+    Attributes:
+        parameter: name of the weight in its layer.
+    """
+
+    def __init__(self, message: str, parameter: str) -> None:
+        super().__init__(message)
+        self.parameter = parameter
 
 
 class ConfigError(TilewiseError, ValueError):

@@ -14,7 +14,7 @@ from math import prod
 
 from tilewise.core.dims import UNLABELLED, Dim, DimLabel, k_split_range, shard_range, upper_bound
 from tilewise.core.dtypes import dtype as dtype_named
-from tilewise.core.errors import LayoutError, PlanError
+from tilewise.core.errors import LayoutError, PartialBlocks, PlanError
 from tilewise.core.mesh import MICRO, Axes, DeviceMesh
 from tilewise.core.tree import Interval, node_shares
 from tilewise.core.validation import Validator
@@ -404,13 +404,14 @@ def words_of_blocks(spec: TensorSpec, cols: int) -> int:
     """Words of 32 bits that a device's part of a row of a quantised weight takes.
 
     Raises:
-        PlanError: the part does not consist of whole blocks.
+        PartialBlocks: the part does not consist of whole blocks.
     """
     assert spec.format is not None
     if cols % spec.format.block:
-        raise PlanError(
+        raise PartialBlocks(
             f"[plan.shapes] devices must hold whole blocks of a quantised weight; got {cols} of {spec.shape[1]} "
-            f"columns of {spec.name!r} in blocks of {spec.format.block} ({spec.format}); choose fewer devices"
+            f"columns of {spec.name!r} in blocks of {spec.format.block} ({spec.format}); choose fewer devices",
+            spec.name,
         )
     return -(-spec.format.row_bytes(cols) // WORD_BYTES)
 

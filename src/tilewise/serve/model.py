@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from tilewise import models
 from tilewise.checkpoint import formats_of, load_generation_config, load_tokenizer
-from tilewise.core import ResourceError, Validator, choose_dtype, dtype, get_logger
+from tilewise.core import PartialBlocks, ResourceError, Validator, choose_dtype, dtype, get_logger
 from tilewise.core.limits import available_memory, num_cores
 from tilewise.core.sizes import format_bytes
+from tilewise.formats import FORMATS
 from tilewise.models import BLOCK_SIZE
 from tilewise.models.registry import maker_of
 from tilewise.serve.scheduler import Limits, num_blocks_for
@@ -132,7 +133,25 @@ class ServedModel:
         self.instance.close()
 
     def _plan(self) -> Plan:
-        """Plan the decoding graph for the current limits."""
+        """Plan the decoding graph for the current limits. Weights whose blocks the devices cannot share are expanded
+        to bf16.
+        """
+        while True:
+            try:
+                return self._plan_with_formats()
+            except PartialBlocks as error:
+                alike = [name for name in self._formats if f".{name}".endswith(f".{error.parameter}")]
+                get_logger("serve").warning(
+                    "%d quantised weights like %s are expanded to bf16, because %d devices cannot hold whole blocks "
+                    "of %d elements each",
+                    len(alike),
+                    alike[0],
+                    self.settings.tensor_parallel_size,
+                    FORMATS[self._formats[alike[0]]].block,
+                )
+                self._formats = {name: form for name, form in self._formats.items() if name not in alike}
+
+    def _plan_with_formats(self) -> Plan:
         from tilewise.session import ComputeGraph
 
         settings, limits = self.settings, self.limits

@@ -104,3 +104,12 @@ def test_kv_cache_of_int8(tmp_path):
         load(model_dir, dtype="bf16", max_num_seqs=1, max_model_len=64, kv_cache_dtype="int8")
     ) as model:
         assert model.cache_bytes == 64 * sizes[0]
+
+
+def test_weights_whose_blocks_devices_cannot_share_are_expanded(tmp_path, caplog):
+    """With a warning, and the same texts: half of 96 inputs is one and a half blocks."""
+    model_dir = save_model(tmp_path / "model", intermediate_size=96)
+    expected = answers(model_dir, quantization="int8")
+    assert "expanded" not in caplog.text
+    assert answers(model_dir, quantization="int8", tensor_parallel_size=2) == expected
+    assert "2 quantised weights like layers.0.mlp.down_proj.weight are expanded to bf16" in caplog.text
