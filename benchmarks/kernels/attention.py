@@ -73,10 +73,12 @@ def ours(shape: Shape, dt: str) -> dict[str, Call]:
     sizes = [shape.seq, shape.heads, shape.heads, shape.dim, int(shape.causal)]
     scale = [shape.dim**-0.5, 0.0]
     return {
-        "forward": lambda n: run(f"attention_{dt}", [out, lse, q, k, v, None], [*sizes, 0], scale, repeat=n),
+        "forward": lambda n: run(
+            f"attention_{dt}", [out, lse, q, k, v, None, None], [*sizes, 0], scale, repeat=n
+        ),
         "backward": lambda n: run(
             f"attention_backward_{dt}",
-            [*grads, dout, out, lse, q, k, v, None],
+            [*grads, dout, out, lse, q, k, v, None, None],
             [*sizes, 0, 0],
             scale,
             repeat=n,

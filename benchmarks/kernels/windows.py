@@ -63,10 +63,10 @@ def own(case: Case, dt: str) -> tuple[Call, Call]:
     sizes, floats = [SEQ, HEADS, KV_HEADS, DIM, case.length == 0], [DIM**-0.5, case.softcap]
 
     def forward(n: int) -> None:
-        run(f"attention_{dt}", [out, lse, q, k, v, lengths], [*sizes, case.window], floats, repeat=n)
+        run(f"attention_{dt}", [out, lse, q, k, v, lengths, None], [*sizes, case.window], floats, repeat=n)
 
     def backward(n: int) -> None:
-        tiles = [*grads, dout, out, lse, q, k, v, lengths]
+        tiles = [*grads, dout, out, lse, q, k, v, lengths, None]
         run(f"attention_backward_{dt}", tiles, [*sizes, 0, case.window], floats, repeat=n)
 
     forward(1)

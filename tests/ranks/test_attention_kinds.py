@@ -317,8 +317,8 @@ def test_ops_by_name_are_checked_alike():
         ({"softcap": 1e9}, "a softcap must lie"),
     ):
         with pytest.raises(ShapeError, match=words):
-            g.op("attention", [x, x, x, None], **{**plain, **change})
-    g.output(g.op("attention", [x, x, x, None], **plain)[0], "y")
+            g.op("attention", [x, x, x, None, None], **{**plain, **change})
+    g.output(g.op("attention", [x, x, x, None, None], **plain)[0], "y")
 
 
 def test_lengths_must_count_the_batch_with_microbatches():

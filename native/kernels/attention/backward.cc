@@ -36,6 +36,8 @@ struct Sight {
   int64_t length;
   int64_t window;  // maximum number of positions that a query sees; more than the length if unlimited
   bool causal;
+  Tile<const int32_t> first = {};  // per row: the first position that it sees; empty: 0
+  int64_t first_row = 0;  // the sequence's first row
 
   /// Rows of query block g.
   int64_t rows(int64_t g) const { return smaller(kKvBlock, length - g * kKvBlock); }
@@ -44,8 +46,23 @@ struct Sight {
     return causal ? smaller(rows(kv), (g - kv) * kKvBlock + count) : rows(kv);
   }
   /// The first position that query r of query block g sees, relative to the start of KV block kv.
-  int64_t begin(int64_t g, int64_t kv, int64_t r) const { return (g - kv) * kKvBlock + r - window + 1; }
-  int64_t first_kv_block(int64_t g) const { return larger(begin(g, 0, 0), int64_t{0}) / kKvBlock; }
+  int64_t begin(int64_t g, int64_t kv, int64_t r) const {
+    const int64_t query = g * kKvBlock + r;
+    int64_t begin = query - window + 1;
+    if (first.data) begin = larger(begin, smaller(int64_t{*first.row(first_row + query)}, query));
+    return begin - kv * kKvBlock;
+  }
+  int64_t first_kv_block(int64_t g) const {
+    int64_t lowest = begin(g, 0, 0);
+    for (int64_t r = 1; first.data && r < rows(g); ++r) lowest = smaller(lowest, begin(g, 0, r));
+    return larger(lowest, int64_t{0}) / kKvBlock;
+  }
+  /// Whether all queries of a block see KV block kv from its start on.
+  bool sees_start(int64_t g, int64_t kv) const {
+    bool sees = begin(g, kv, rows(g) - 1) <= 0;
+    for (int64_t r = 0; first.data && r < rows(g); ++r) sees = sees && begin(g, kv, r) <= 0;
+    return sees;
+  }
   int64_t last_kv_block(int64_t g) const { return causal ? g : (length - 1) / kKvBlock; }
 };
 
@@ -105,7 +122,7 @@ class Backward {
   void run(int64_t first_row, int64_t kv_head) {
     row0_ = first_row;
     const int64_t length = c_.lengths.data ? *c_.lengths.row(first_row / c_.seq_len) : c_.seq_len;
-    sight_ = {length, c_.window > 0 ? c_.window : length + kKvBlock, c_.causal};
+    sight_ = {length, c_.window > 0 ? c_.window : length + kKvBlock, c_.causal, c_.first, first_row};
     const int64_t column = kv_head * c_.head_dim;
     for (int64_t g = 0; g * kKvBlock < length; ++g) {
       const int64_t row = row0_ + g * kKvBlock, count = sight_.rows(g);
@@ -148,8 +165,9 @@ class Backward {
       const int64_t count = sight_.rows(g);
       load_queries(head, g, count);
       for (int64_t i = 0; i < block_floats_; i += kLanes) store(dq_ + i, set(0.0f));
+      const int64_t first_of_next = (g + 1) * kKvBlock < sight_.length ? sight_.first_kv_block(g + 1) : 0;
       for (int64_t kv = sight_.first_kv_block(g); kv <= sight_.last_kv_block(g); ++kv) {
-        next_ = kv < sight_.last_kv_block(g) ? kv + 1 : smaller(kv, sight_.first_kv_block(g + 1));
+        next_ = kv < sight_.last_kv_block(g) ? kv + 1 : smaller(kv, first_of_next);
         rebuild(g, kv, count);
         float* dk = sums + kv * block_floats_;
         float* dv = dk + entry_floats() / 2;
@@ -197,23 +215,24 @@ class Backward {
       across(q_rows_, k_across_, s_);
       across(do_rows_, v_across_, dp_);
     }
-    const bool is_plain = c_.softcap == 0.0f && sight_.begin(g, kv, count - 1) <= 0;
+    const bool is_plain = c_.softcap == 0.0f && sight_.sees_start(g, kv);
     for (int64_t r = 0; r < count; r += D::kPerStep)
       for (int64_t i = 0; i < kKvBlock; i += kColumns * kLanes) {
-        int64_t limits[D::kPerStep];
+        int64_t limits[D::kPerStep], begins[D::kPerStep] = {};
         for (int64_t j = 0; j < D::kPerStep; ++j) limits[j] = r + j < count ? sight_.end(g, kv, r + j + 1) - 1 - i : -1;
         if (is_plain) {
-          elements<true>(r, i, limits, 0);
+          elements<true>(r, i, limits, begins);
         } else {
-          elements<false>(r, i, limits, sight_.begin(g, kv, r) - i);
+          for (int64_t j = 0; j < D::kPerStep && r + j < count; ++j) begins[j] = sight_.begin(g, kv, r + j) - i;
+          elements<false>(r, i, limits, begins);
         }
       }
   }
 
   /// P and dS of one step's queries and kColumns vectors of positions. Each query sees positions up to its `limits`.
-  /// Unless kIsPlain, scores are capped and the first query sees positions from `begin` on, each next query one later.
+  /// Unless kIsPlain, scores are capped and each query sees positions from its entry of `begins` on.
   template <bool kIsPlain>
-  void elements(int64_t r, int64_t i, const int64_t* limits, int64_t begin) {
+  void elements(int64_t r, int64_t i, const int64_t* limits, const int64_t* begins) {
     constexpr int J = D::kPerStep;
     using V = RegisterBlock<kColumns * J>;
     V p = splat<V>(0.0f), ds = p;
@@ -239,8 +258,8 @@ class Backward {
           p.at[c * J + j] = mask_scores(p.at[c * J + j], limits[j] - c * kLanes, 0.0f);
           ds.at[c * J + j] = mask_scores(ds.at[c * J + j], limits[j] - c * kLanes, 0.0f);
           if constexpr (!kIsPlain) {
-            p.at[c * J + j] = mask_before(p.at[c * J + j], begin + j - c * kLanes, 0.0f);
-            ds.at[c * J + j] = mask_before(ds.at[c * J + j], begin + j - c * kLanes, 0.0f);
+            p.at[c * J + j] = mask_before(p.at[c * J + j], begins[j] - c * kLanes, 0.0f);
+            ds.at[c * J + j] = mask_before(ds.at[c * J + j], begins[j] - c * kLanes, 0.0f);
           }
         }
     }
@@ -331,7 +350,7 @@ class Backward {
 
 // kernel attention_backward  f32=F32 bf16=ProductBF16
 //   out dq[m q], dk:dt|f32[m kv], dv:dt|f32[m kv]
-//   in dout[m q], out[m q], lse:f32[m _], q[m q], k[m kv], v[m kv], lengths:i32?[_ 1]
+//   in dout[m q], out[m q], lse:f32[m _], q[m q], k[m kv], v[m kv], lengths:i32?[_ 1], first:i32?[_ 1]
 //   int seq_len, heads, kv_heads, head_dim
 //   flag causal, dkv_is_f32=f32(dk)
 //   int window
@@ -340,6 +359,7 @@ class Backward {
 //   require q == heads * head_dim and kv == kv_heads * head_dim
 //   require seq_len > 0 and m % seq_len == 0 and lse.cols >= heads
 //   require lengths.rows == 0 or lengths.rows == m // seq_len
+//   require first.rows == 0 or first.rows == m
 //   let span = min(window or seq, seq)
 //   let pairs = seq * span - span * (span - 1) // 2 if causal else seq ** 2
 //   flops m // seq * pairs * heads * (10 * head_dim + 8)

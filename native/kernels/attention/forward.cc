@@ -123,7 +123,9 @@ struct QueryRun {
   const int32_t* positions;  // per row; nullptr: row i of the run is position i
   int64_t position_stride;
   int64_t length;  // number of positions if not causal
+  Tile<const int32_t> first = {};  // per row: the first position that it sees; empty: 0
 
+  int64_t first_position(int64_t i) const { return first.data ? *first.row(first_row + i) : 0; }
   int64_t last_position(int64_t i, bool causal) const {
     if (!causal) return length - 1;
     return positions ? positions[i * position_stride] : i;
@@ -137,17 +139,20 @@ struct RowSight {
   int64_t lowest = 0, furthest = 0;         // over all rows; lowest is rounded down to a KV block
   int64_t latest_first = 0, earliest_last = 0;
 
-  /// The first position that a row sees if its last is `end`.
-  int64_t first_of(int64_t end) const { return window > 0 ? larger(end - window + 1, int64_t{0}) : 0; }
+  /// The first position that a row sees if its last is `end` and its document begins at `begin`.
+  int64_t first_of(int64_t begin, int64_t end) const {
+    begin = smaller(begin, end);
+    return window > 0 ? larger(end - window + 1, begin) : begin;
+  }
 
-  template <class LastOf>
-  void look(int64_t rows, const LastOf& last_of) {
+  template <class FirstOf, class LastOf>
+  void look(int64_t rows, const FirstOf& begin_of, const LastOf& last_of) {
     furthest = 0;
     lowest = earliest_last = INT64_MAX;
     latest_first = 0;
     for (int64_t r = 0; r < rows; ++r) {
       last[r] = last_of(r);
-      first[r] = first_of(last[r]);
+      first[r] = first_of(begin_of(r), last[r]);
       furthest = larger(furthest, last[r]);
       lowest = smaller(lowest, first[r]);
       latest_first = larger(latest_first, first[r]);
@@ -219,10 +224,10 @@ class Forward {
     const auto start = [&](int64_t b) { return rows / blocks * b + smaller(b, rows % blocks); };
     int64_t last = 0, lowest = 0;
     for (int64_t i = 0; i < pass.count; ++i) last = larger(last, pass.run.last_position(pass.first + i, h_.causal));
-    if (h_.window > 0) {
+    if (h_.window > 0 || pass.run.first.data) {
       lowest = last;
-      for (int64_t i = 0; i < pass.count; ++i)
-        lowest = smaller(lowest, sight_.first_of(pass.run.last_position(pass.first + i, h_.causal)));
+      for (int64_t i = pass.first; i < pass.first + pass.count; ++i)
+        lowest = smaller(lowest, sight_.first_of(pass.run.first_position(i), pass.run.last_position(i, h_.causal)));
       lowest -= lowest % kKvBlock;
     }
     clear_blocks(blocks);
@@ -302,7 +307,10 @@ class Forward {
   /// Sets sight_ to the positions that rows [first, first + rows) of a pass see.
   void look(const Pass& pass, int64_t first, int64_t rows) {
     const int64_t group = h_.heads / h_.kv_heads;
-    sight_.look(rows, [&](int64_t r) { return pass.run.last_position(pass.first + (first + r) / group, h_.causal); });
+    const auto query = [&](int64_t r) { return pass.first + (first + r) / group; };
+    sight_.look(
+        rows, [&](int64_t r) { return pass.run.first_position(query(r)); },
+        [&](int64_t r) { return pass.run.last_position(query(r), h_.causal); });
   }
 
   /// Packs only positions that some row sees. The scores of the others are masked, and products stop before them.
@@ -481,7 +489,7 @@ class Forward {
 
 // kernel attention  f32=F32 bf16=ProductBF16
 //   out out[m q], lse:f32[m _]
-//   in q[m q], k[m kv], v[m kv], lengths:i32?[_ 1]
+//   in q[m q], k[m kv], v[m kv], lengths:i32?[_ 1], first:i32?[_ 1]
 //   int seq_len, heads, kv_heads, head_dim
 //   flag causal
 //   int window
@@ -490,6 +498,7 @@ class Forward {
 //   require q == heads * head_dim and kv == kv_heads * head_dim
 //   require seq_len > 0 and m % seq_len == 0 and lse.cols >= heads
 //   require lengths.rows == 0 or lengths.rows == m // seq_len
+//   require first.rows == 0 or first.rows == m
 //   let span = min(window or seq, seq)
 //   let pairs = seq * span - span * (span - 1) // 2 if causal else seq ** 2
 //   flops m // seq * pairs * heads * (4 * head_dim + 4)
@@ -504,7 +513,7 @@ void AttentionKernel<D>::run() const {
   for (int64_t row = 0; row < out.rows; row += seq_len) {
     const KvRows<T> kv = {k.row(row), v.row(row), k.stride, v.stride, {nullptr, 0, 0, head_dim}};
     const int64_t length = lengths.data ? *lengths.row(row / seq_len) : seq_len;
-    forward.run(out, lse, q, kv, {row, length, nullptr, 0, length});
+    forward.run(out, lse, q, kv, {row, length, nullptr, 0, length, first});
     clear_rows(out, row + length, row + seq_len, 0, out.cols);
     clear_rows(lse, row + length, row + seq_len, 0, heads);
   }

@@ -197,6 +197,7 @@ class ComposedMethods(TensorMethods):
         window: int | None = None,
         softcap: float | None = None,
         lengths: TensorNode | None = None,
+        first: TensorNode | None = None,
     ) -> TensorNode:
         """Attention on `[batch, heads, seq, head_dim]`, or with `head_dim` on
         `[batch, seq, heads * head_dim]`, where heads are adjacent in the last dim. Grouped if k and v
@@ -222,6 +223,9 @@ class ComposedMethods(TensorMethods):
             lengths: i32 `[batch]` in [1, seq], without `causal`: positions from a length on are
                 padding, which no token of the sequence attends to. The result there is 0. Not with
                 `attn_mask`.
+            first: i32 `[batch, seq]`, with `causal`: the first position that a token attends to. So
+                several documents can share a sequence; a token of a document gets the position at
+                which the document begins. Not with `attn_mask`.
         """
         for x in (q, k, v, *(() if attn_mask is None else (attn_mask,))):
             self.draft.own("attention", x)
@@ -231,14 +235,16 @@ class ComposedMethods(TensorMethods):
         scores = attention_scores("attention", scale, size, window, softcap)
         is_stored = attn_mask is not None or (len(q.shape) > 2 and q.shape[-2] != k.shape[-2])
         if not has_heads and not is_stored:
-            return self.op("attention", [q, k, v, lengths], head_dim=size, causal=causal, **scores)[0]
+            return self.op("attention", [q, k, v, lengths, first], head_dim=size, causal=causal, **scores)[0]
         with self.all_or_nothing():
             if has_heads and not is_stored and v.shape == k.shape:
                 parts = [self._join_heads(x) for x in (q, k, v)]
-                out = self.op("attention", [*parts, lengths], head_dim=size, causal=causal, **scores)[0]
+                out = self.op("attention", [*parts, lengths, first], head_dim=size, causal=causal, **scores)[
+                    0
+                ]
                 return self._split_heads(out, size)
-            if lengths is not None:
-                rule = "lengths need self-attention without a mask"
+            if lengths is not None or first is not None:
+                rule = "lengths and first need self-attention without a mask"
                 _validate.invalid("attention", rule, f"{q.spec}, {k.spec}", "hide padding by attn_mask")
             if has_heads:
                 return self._stored_attention((q, k, v), attn_mask, causal, scores)

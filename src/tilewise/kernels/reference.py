@@ -259,10 +259,11 @@ def _capped(scores: F64, softcap: float) -> tuple[F64, F64]:
     return softcap * bent, 1 - bent**2
 
 
-def _hidden(count: int, causal: bool, window: int) -> NDArray[np.bool_]:
-    """Which positions of a sequence a query does not see."""
+def _hidden(count: int, causal: bool, window: int, first: Array | None, row: int) -> NDArray[np.bool_]:
+    """Which positions of a sequence, whose first row is `row`, a query does not see."""
     query, position = np.arange(count)[:, None], np.arange(count)[None, :]
-    return np.asarray(causal & ((position > query) | (position <= query - (window or count))))
+    hidden = causal & ((position > query) | (position <= query - (window or count)))
+    return np.asarray(hidden if first is None else hidden | (position < first[row : row + count]))
 
 
 def _sequences(lengths: Array | None, rows: int, seq_len: int) -> Iterator[tuple[int, int]]:
@@ -288,6 +289,7 @@ def attention(
     window: int = 0,
     softcap: float = 0.0,
     lengths: Array | None = None,
+    first: Array | None = None,
 ) -> tuple[F64, F64]:
     """The output and lse of self-attention in each sequence; zero after its length."""
     out, lse = np.zeros((len(q), heads * dim)), np.zeros((len(q), heads))
@@ -297,7 +299,7 @@ def attention(
             kv = h * kv_heads // heads
             keys, values = _head(k, row, length, kv, dim), _head(v, row, length, kv, dim)
             scores, _ = _capped(_head(q, row, length, h, dim) @ keys.T * scale, softcap)
-            scores = np.where(_hidden(length, causal, window), -np.inf, scores)
+            scores = np.where(_hidden(length, causal, window, first, row), -np.inf, scores)
             top = scores.max(1, keepdims=True)
             lse[rows, h] = (np.log(np.exp(scores - top).sum(1, keepdims=True)) + top)[:, 0]
             out[rows, h * dim : (h + 1) * dim] = softmax(scores) @ values
@@ -318,6 +320,7 @@ def attention_backward(
     window: int = 0,
     softcap: float = 0.0,
     lengths: Array | None = None,
+    first: Array | None = None,
 ) -> tuple[F64, F64, F64]:
     """dq, dk and dv. The softmax is computed again here, so out and lse are not operands."""
     dq, dk, dv = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
@@ -328,7 +331,7 @@ def attention_backward(
             own, shared = slice(h * dim, (h + 1) * dim), slice(kv * dim, (kv + 1) * dim)
             query, key = _head(q, row, length, h, dim), _head(k, row, length, kv, dim)
             scores, slope = _capped(query @ key.T * scale, softcap)
-            p = softmax(np.where(_hidden(length, causal, window), -np.inf, scores))
+            p = softmax(np.where(_hidden(length, causal, window, first, row), -np.inf, scores))
             gradient = _head(dout, row, length, h, dim)
             ds = softmax_backward(gradient @ _head(v, row, length, kv, dim).T, p) * slope * scale
             dq[rows, own] = ds @ key

@@ -23,23 +23,26 @@ class Scores:
     window: int = 0
     softcap: float = 0.0
     lengths: tuple[int, ...] | None = None
+    first: tuple[int, ...] | None = None  # of every row
 
     @property
-    def tile(self):
-        """The lengths as an operand."""
-        return None if self.lengths is None else np.array(self.lengths, np.int32)[:, None]
+    def tiles(self):
+        """Lengths and first positions as operands."""
+        return [None if x is None else np.array(x, np.int32)[:, None] for x in (self.lengths, self.first)]
 
     @property
     def named(self):
         """The options as the reference takes them."""
-        return {"window": self.window, "softcap": self.softcap, "lengths": self.tile}
+        lengths, first = self.tiles
+        return {"window": self.window, "softcap": self.softcap, "lengths": lengths, "first": first}
 
     def seen(self, seq, count):
         """`[sequences, 1, queries, positions]`: which positions a query sees."""
         query, position = torch.arange(seq)[:, None], torch.arange(seq)[None, :]
         if self.causal:
             mask = (position <= query) & (position > query - (self.window or seq))
-            return mask.expand(count, 1, seq, seq)
+            first = torch.tensor(self.first or (0,) * (seq * count)).view(count, 1, seq, 1)
+            return mask & (position >= first)
         lengths = torch.tensor(self.lengths or (seq,) * count)
         return (position[None] < lengths[:, None, None]).expand(count, seq, seq)[:, None]
 
@@ -67,7 +70,7 @@ def forward(shape, dt, q, k, v, isa="", scores=CAUSAL):
     out, lse = empty(len(q), heads * dim, dt), empty(len(q), heads)
     run(
         f"attention_{dt}",
-        [out, lse, q, k, v, scores.tile],
+        [out, lse, q, k, v, *scores.tiles],
         [seq, heads, kv_heads, dim, scores.causal, scores.window],
         [dim**-0.5, scores.softcap],
         isa=isa,
@@ -81,7 +84,7 @@ def backward(shape, dt, dout, out, lse, q, k, v, isa="", scores=CAUSAL, dkv_is_f
     grads = [empty(*q.shape, dt), empty(*k.shape, kind), empty(*v.shape, kind)]
     run(
         f"attention_backward_{dt}",
-        [*grads, dout, out, lse, q, k, v, scores.tile],
+        [*grads, dout, out, lse, q, k, v, *scores.tiles],
         [seq, heads, kv_heads, dim, scores.causal, dkv_is_f32, scores.window],
         [dim**-0.5, scores.softcap],
         isa=isa,

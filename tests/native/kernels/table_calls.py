@@ -56,6 +56,8 @@ ANY = {  # sizes that the table leaves open
     ("head_sum", "x"): (1, 4 * D),
     ("attention", "lengths"): (1, 1),
     ("attention_backward", "lengths"): (1, 1),
+    ("attention", "first"): (M, 1),
+    ("attention_backward", "first"): (M, 1),
     ("rms_norm_backward", "dgamma_split"): (2, 2 * D),
     ("layer_norm_backward", "dgamma_split"): (2, 2 * D),
     ("layer_norm_backward", "dbeta_split"): (2, 2 * D),

@@ -1,5 +1,7 @@
 """Attention forward, backward and paged against fp64 and PyTorch; the bits of a row do not depend on other rows."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from attention_calls import (
@@ -95,6 +97,42 @@ def test_bits_of_a_prefix_do_not_depend_on_what_follows(isa, dt, length):
     ]
     for whole, prefix in zip(*results, strict=True):
         assert_same_bits(whole[:length], prefix)
+
+
+@every_level
+@every_dtype
+@in_turn("scores", [Scores(), Scores(window=70, softcap=5.0)])
+def test_documents_of_a_sequence_do_not_see_each_other(isa, dt, scores):
+    """One that begins at a multiple of 64 has the bits that it has alone, forward and backward; all are right."""
+    heads, starts, seq = (4, 2, 24), [0, 128, 192, 207], 230
+    first = np.repeat(starts, np.diff([*starts, seq]))
+    shape, scores = (seq, 2, *heads), replace(scores, first=(*first, *first[:1].repeat(seq)))
+    q, k, v = operands(shape, dt)
+    dout = random(rng(9), *q.shape, dt)
+    together = both_ways(shape, dt, q, k, v, dout, isa, scores)
+    peer, batch_splits = torch_attention(shape, q, k, v, scores)
+    peer.backward(tensor(dout))
+    want = exact(shape, q, k, v, dout, scores)
+    assert_close(together[0], want[0], dt, array(peer), 2e-6)
+    for ours, gradient, split in zip(together[2:], want[2:], batch_splits, strict=True):
+        assert_close(ours, gradient, dt, array(split.grad), 4e-6)
+    for begin, end in ((0, 128), (128, 192), (192, 207)):
+        rows = slice(begin, end)
+        alone = both_ways(
+            (end - begin, 1, *heads),
+            dt,
+            *(x[rows] for x in (q, k, v, dout)),
+            isa,
+            replace(scores, first=None),
+        )
+        for whole, part in zip(together, alone, strict=True):
+            assert_same_bits(whole[rows], part)
+    wrong = both_ways(
+        shape, dt, q, k, v, dout, isa, replace(scores, first=(*(first - (first == 128)), *first * 0))
+    )
+    assert all((bits(x[128:192]) != bits(y[128:192])).any() for x, y in zip(wrong[2:], together[2:])), (
+        "the twin"
+    )
 
 
 @every_dtype
@@ -245,6 +283,6 @@ def test_large_scores_do_not_overflow(isa, dt):
 def test_too_long_sequences_for_scratch_are_rejected():
     """The backward pass stores one KV head's sequence in scratch memory; a longer one is a clear error."""
     q = np.zeros((1 << 16, 128), np.float32)
-    operands = [q.copy(), q.copy(), q.copy(), q, q, np.zeros((1 << 16, 1), np.float32), q, q, q, None]
+    operands = [q.copy(), q.copy(), q.copy(), q, q, np.zeros((1 << 16, 1), np.float32), q, q, q, None, None]
     with pytest.raises(MemoryError, match="working memory"):
         run("attention_backward_f32", operands, [1 << 16, 1, 1, 128, 1, 0, 0], [1.0, 0.0])

@@ -35,7 +35,7 @@ def backward(dt, seq, heads, kv_heads, dim):
     outs = [np.empty_like(q[0]), *(np.empty_like(k) for k in kv)]
     return (
         "attention_backward",
-        [*outs, q[0], q[1], lse, q[2], *kv, None],
+        [*outs, q[0], q[1], lse, q[2], *kv, None, None],
         [seq, heads, kv_heads, dim, 1, 0, 0],
         [0.1, 0.0],
     )
@@ -44,7 +44,7 @@ def backward(dt, seq, heads, kv_heads, dim):
 def forward(dt, seq, heads, kv_heads, dim):
     q, kv = array(dt, seq, heads * dim), [array(dt, seq, kv_heads * dim) for _ in range(2)]
     outs = [np.empty_like(q), np.empty((seq, heads), np.float32)]
-    return "attention", [*outs, q, *kv, None], [seq, heads, kv_heads, dim, 1, 0], [0.1, 0.0]
+    return "attention", [*outs, q, *kv, None, None], [seq, heads, kv_heads, dim, 1, 0], [0.1, 0.0]
 
 
 def product(dt, rows, width, inner, k_splits):

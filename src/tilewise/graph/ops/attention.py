@@ -122,6 +122,7 @@ class _Sequences(_Scores):
         q: int,
         k: int,
         lengths: int | None,
+        first: int | None,
         shares: int,
     ) -> Draft:
         """Emit one task per row tile, or one task per share of the heads for all rows."""
@@ -131,16 +132,18 @@ class _Sequences(_Scores):
         if shares > 1:
             views = {name: low.col(tensor, per_column.get(name, 1)) for name, tensor in tiles.items()}
             seen = None if lengths is None else low.whole(lengths)
+            begin = None if first is None else low.whole(first)
         else:
             views = {name: low.row(tensor) for name, tensor in tiles.items()}
             seen = None if lengths is None else low.row(lengths, div=seq)  # a row for every sequence
+            begin = None if first is None else low.row(first)
         heads = self._heads_of(low, q, k, shares)
         return low.emit(
             self.name,
             over=Number(x.cols) if shares > 1 else x,
             step=x.cols // shares if shares > 1 else None,
             dtype=x.dtype,
-            tiles={**views, "lengths": seen},
+            tiles={**views, "lengths": seen, "first": begin},
             ints={"seq_len": seq, "causal": self.causal, "window": self.window, **heads},
             floats={"scale": self.scale, "softcap": self.softcap},
         )
@@ -152,6 +155,7 @@ class Attention(_Sequences):
     of each row's softmax sum (saved for the backward pass).
 
     Attention that is not causal may have the lengths of the sequences (i32, one per sequence).
+    Causal attention may have the first position that each token attends to (i32).
     """
 
     name = "attention"
@@ -160,13 +164,15 @@ class Attention(_Sequences):
     k: int = operand("b s h*")
     v: int = operand("b s h*")
     lengths: int | None = optional("b", dtype="i32")
+    first: int | None = optional("b s", dtype="i32", storage="scalars")
     out: int = result(like="q")
     lse: int = result("b s h", dtype="f32")
 
     def index_bounds(self, spec: Specs) -> dict[str, Bounds]:
-        """A length lies in [1, seq]."""
+        """A length lies in [1, seq], a first position in [0, seq)."""
         seq = spec(self.q).shape[1]
-        return {"lengths": (1, seq, seq)} if self.lengths is not None else {}
+        bounds: dict[str, Bounds] = {"lengths": (1, seq, seq), "first": (0, seq, None)}
+        return {name: bounds[name] for name in bounds if getattr(self, name) is not None}
 
     def check(self, spec: Specs) -> None:
         """Heads are whole, and tokens do not see padding."""
@@ -187,6 +193,12 @@ class Attention(_Sequences):
             q,
             advice="pass causal=True, or no window",
         )
+        if self.first is not None:
+            require_indices(self.name, "first", spec(self.first), q)
+            rule = "first positions need causal=True, because tokens also attend to later ones without it"
+            require(
+                self.causal, self.name, rule, q, spec(self.first), advice="pass causal=True, or drop them"
+            )
         if self.lengths is None:
             return
         lengths = spec(self.lengths)
@@ -213,6 +225,7 @@ class Attention(_Sequences):
                 k=k,
                 v=v,
                 lengths=None if self.lengths is None else tape.use(self.lengths),
+                first=None if self.first is None else tape.use(self.first),
                 out=tape.use(self.out),
                 lse=tape.use(self.lse),
                 dout=dout,
@@ -227,7 +240,7 @@ class Attention(_Sequences):
         _require_whole_sequences(low, self.q)
         tiles = {"out": self.out, "lse": self.lse, "q": self.q, "k": self.k, "v": self.v}
         shares = self._head_shares(low, self.out, self.k)
-        self._emit_by_heads(low, tiles, self.q, self.k, self.lengths, shares)
+        self._emit_by_heads(low, tiles, self.q, self.k, self.lengths, self.first, shares)
 
 
 def _require_whole_sequences(low: Lowering, q: int) -> None:
@@ -263,6 +276,7 @@ class AttentionBackward(_Sequences):
     k: int = operand("b s h*")
     v: int = operand("b s h*")
     lengths: int | None = optional("b", dtype="i32")
+    first: int | None = optional("b s", dtype="i32", storage="scalars")
     dq: int = result(like="q")
     dk: int = result(like="k")
     dv: int = result(like="v")
@@ -278,7 +292,7 @@ class AttentionBackward(_Sequences):
         # replicas are signaled per row tile
         shares = 1 if spread else self._head_shares(low, self.dq, self.k)
         own = {"q": self.q, "k": self.k, "v": self.v}
-        backward = self._emit_by_heads(low, tiles | own, self.q, self.k, self.lengths, shares)
+        backward = self._emit_by_heads(low, tiles | own, self.q, self.k, self.lengths, self.first, shares)
         if spread is not None:
             low.all_reduce(dk, self.dk, None, spread, producer=backward)
             low.all_reduce(dv, self.dv, None, spread, producer=backward)
