@@ -46,7 +46,8 @@ from tilewise.train.metrics import MetricsFile, draw_loss_curve, read_metrics
 from tilewise.train.pacing import TimeBudget
 from tilewise.train.progress import StepProgress, format_duration, track_work
 from tilewise.train.train_config import TrainConfig, is_changeable, make_model_config
-from tilewise.train.trainer import Trainer, evaluate_model, make_plan, prepare_data
+from tilewise.train.trainer import Trainer, evaluate_model, make_plan
+from tilewise.train.training_data import prepare_data
 
 if TYPE_CHECKING:
     from rich.console import Console
