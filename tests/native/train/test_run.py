@@ -586,7 +586,7 @@ def test_too_little_held_out_text_is_rejected(tmp_path):
     """Evaluation during training needs a complete window."""
     texts = write_texts(tmp_path / "texts", num_files=2)
     with pytest.raises(
-        ConfigError, match="evaluate_every needs at least 33 tokens of held-out text, .* got fewer in 0"
+        ConfigError, match=r"evaluate_every needs at least 33 tokens of held-out text, .* got fewer in 0"
     ):
         prepare_data(
             make_config(texts, tmp_path, evaluate_every=1, data={"held_out_percent": 1e-9}), silent()
