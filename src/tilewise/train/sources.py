@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Encoder", "PreparedSource", "prepare_source", "read_corpus", "training_texts"]
 
-_BATCH = 64  # records that are rendered and encoded together
+_BATCH = 256  # records that are rendered and encoded together
 Spans = Sequence[tuple[int, int]]
 Ids = NDArray[np.int32]
 
