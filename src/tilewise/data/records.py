@@ -34,6 +34,8 @@ COMPRESSED = {_GZIP, ".zst", ".bz2", ".xz", ".lz4", ".zip", ".7z"}
 _MAX_LINE_BYTES = 64 << 20
 _MAX_ARRAY_BYTES = 1 << 30
 _ROWS = 1024  # of Parquet at a time
+# types of sources by the usual names of their fields, for advice
+_TYPES = {"messages": "chat", "prompt": "prompt_completion", "input_ids": "pretokenized", "text": "text"}
 _validate = Validator("data")
 
 
