@@ -577,14 +577,16 @@ def test_held_out_text_is_evaluated_while_training(texts, whole_run, tmp_path, m
             nats, count = nats + float(model.get_tensor("loss")[0]) * counted, count + counted
         assert trainer.evaluate() == pytest.approx(nats / count, rel=1e-5)
         assert lines[-1]["held_out_loss"] == pytest.approx(nats / count, rel=1e-5)
-        assert count == len(held_out.stream) - (0 if padded else 1 + (len(held_out.stream) - 1) % 32)
+        assert count == len(held_out.sources[0].stream) - (
+            0 if padded else 1 + (len(held_out.sources[0].stream) - 1) % 32
+        )
 
 
 def test_too_little_held_out_text_is_rejected(tmp_path):
     """Evaluation during training needs a complete window."""
     texts = write_texts(tmp_path / "texts", num_files=2)
     with pytest.raises(
-        ConfigError, match="evaluate_every needs at least 33 tokens of held-out text; got 0 in 0"
+        ConfigError, match=r"evaluate_every needs at least 33 tokens of held-out text, .* got fewer in 0"
     ):
         prepare_data(
             make_config(texts, tmp_path, evaluate_every=1, data={"held_out_percent": 1e-9}), silent()
