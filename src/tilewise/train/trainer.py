@@ -19,6 +19,7 @@ from tilewise import models
 from tilewise.checkpoint import (
     CheckpointWriter,
     ConfigChange,
+    EvaluationRecord,
     FinishedModel,
     PartedTensor,
     StoredWeights,
@@ -51,9 +52,15 @@ from tilewise.data import (
 )
 from tilewise.files.writing import writing
 from tilewise.train.evaluation import score_files
+from tilewise.train.held_out import every_window, with_evaluation
 from tilewise.train.progress import track_work
-from tilewise.train.schedule import learning_rate
-from tilewise.train.train_config import TrainConfig, make_model_config, make_optimizer, make_strategy
+from tilewise.train.train_config import (
+    TrainConfig,
+    make_model_config,
+    make_optimizer,
+    make_strategy,
+    with_steps_of_epochs,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -266,16 +273,20 @@ class Trainer:
     Attributes:
         num_tokens: tokens that the last step predicted, without padding.
         changes: changes of the configuration since the run began. Checkpoints record them.
+        evaluation: the best evaluation so far, and the count of early stopping. Checkpoints record
+            it. None before the first evaluation, and if the run uses neither.
 
     Raises:
         ResourceError: the plan needs more memory than available.
     """
 
     def __init__(self, config: TrainConfig, data: TrainingData, graph: ComputeGraph, plan: Plan) -> None:
-        self.config = config
+        windows = data.batches.batches if isinstance(data.batches, MaskedBatches) else data.batches
+        self.config = config = with_steps_of_epochs(config, windows.num_windows)
         self.data = data
         self.num_tokens = 0
         self.changes: Sequence[ConfigChange] = ()
+        self.evaluation: EvaluationRecord | None = None
         self._num_skipped = 0  # consecutive steps that were not finite
         self._writer = CheckpointWriter()
         model = make_model_config(config)
@@ -371,27 +382,49 @@ class Trainer:
         return {**settings, "data": {**settings["data"], "tokens": self.data.digest}}
 
     def evaluate(self) -> float:
-        """The mean loss over the held-out windows, in nats per predicted token.
+        """The mean loss over all held-out data, in nats per predicted token.
 
         This runs the forward pass of the trainer's instance, so it needs no second copy of the
-        weights. It changes neither weights nor optimizer states. Windows are formed as in training:
-        the last tokens of packed text are not used if they do not fill a window.
+        weights. It changes neither weights nor optimizer states. Windows are formed as in training.
         """
         held_out = self.data.held_out
         assert held_out is not None  # read if the configuration evaluates
-        windows = held_out.batches if isinstance(held_out, MaskedBatches) else held_out
         nats, num_tokens = 0.0, 0
-        for number in range(-(-windows.num_windows // windows.batch)):
-            batch = held_out.at(number)
-            batch["labels"][windows.num_windows - number * windows.batch :] = (
-                IGNORED  # these windows belong to the next epoch
-            )
+        for batch in every_window(held_out):
             counted = int((batch["labels"] != IGNORED).sum())
             if counted:
                 self.instance.forward(**batch)
                 nats += float(self.instance.get_tensor("loss").reshape(())) * counted
                 num_tokens += counted
         return nats / max(num_tokens, 1)
+
+    @property
+    def _is_watched(self) -> bool:
+        """Whether the run depends on its evaluations."""
+        return self.config.train.load_best_model_at_end or self.config.train.early_stopping_patience > 0
+
+    def record_evaluation(self, num_steps: int, loss: float) -> bool:
+        """Record an evaluation for the best model and for early stopping, if the run uses them.
+
+        Args:
+            num_steps: steps done.
+            loss: held-out loss.
+
+        Returns:
+            Whether this is the lowest loss so far, and the run keeps its best model.
+        """
+        train = self.config.train
+        if self._is_watched:
+            threshold = train.early_stopping_threshold
+            self.evaluation = with_evaluation(self.evaluation, num_steps, loss, threshold)
+        is_best = self.evaluation is not None and self.evaluation.best_step == num_steps
+        return is_best and train.load_best_model_at_end
+
+    @property
+    def is_stopped_early(self) -> bool:
+        """Whether evaluations have not improved for as long as `early_stopping_patience` says."""
+        patience, record = self.config.train.early_stopping_patience, self.evaluation
+        return patience > 0 and record is not None and record.num_without_gain >= patience
 
     def save(self, directory: Path, num_steps: int) -> Path:
         """Write a checkpoint after `num_steps` steps, with one file per device. First wait until
@@ -421,7 +454,7 @@ class Trainer:
             )
         mesh = self.instance.plan.mesh
         axes = {name: size for name, size in zip(mesh.names, mesh.sizes) if size > 1}
-        state = TrainingState(num_steps, tensors, self._finished, axes, self.changes)
+        state = TrainingState(num_steps, tensors, self._finished, axes, self.changes, self.evaluation)
         write = self._writer.write if output.checkpoint_in_background else save_checkpoint
         return write(directory, state, self.what_must_match(), output.keep_checkpoints)
 
@@ -445,6 +478,7 @@ class Trainer:
         """
         self.instance.load_state_dict(dict(state.tensors))
         self.changes = state.changes
+        self.evaluation = state.evaluation if self._is_watched else None
 
     def save_model(self, directory: Path) -> None:
         """Write the weights as a Hugging Face directory, with tokenizer, chat templates and
@@ -495,10 +529,7 @@ def finished_model(config: TrainConfig, tokenizer: Tokenizer, weights: StoredWei
 
 def rate_of(config: TrainConfig, number: int) -> float:
     """The learning rate of step `number`."""
-    section = config.optimizer
-    return learning_rate(
-        number, config.train.steps, section.lr, section.warmup_steps, section.min_lr_ratio, section.schedule
-    )
+    return config.optimizer.rate(number, config.train.steps)
 
 
 def _is_finite(tensor: NDArray[Any] | PartedTensor) -> bool:
