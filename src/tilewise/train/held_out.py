@@ -91,17 +91,21 @@ class BestModels:
         """The model after `step` steps."""
         return self._directory / f"step-{step:08d}"
 
-    def add(self, step: int, save: Callable[[Path], object]) -> None:
-        """Write the best model so far.
+    def add(
+        self, step: int, save: Callable[[Path], object], in_writing: EvaluationRecord | None = None
+    ) -> None:
+        """Write the best model so far, and remove those that are not needed any more.
 
         Args:
+            step: number of optimizer steps done.
             save: writes the model into a directory, completely or not at all.
+            in_writing: record of the checkpoint that may still be written in the background.
 
         Raises:
             ResourceError: it cannot be written.
         """
         save(self.path(step))
-        needed = {step}
+        needed = {step} if in_writing is None else {step, in_writing.best_step}
         for checkpoint in checkpoint_paths(self._checkpoints):
             try:
                 record = open_checkpoint(checkpoint).evaluation

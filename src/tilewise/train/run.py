@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from tilewise import models
 from tilewise.checkpoint import (
     ConfigChange,
+    EvaluationRecord,
     OtherConfiguration,
     check_replaceable,
     check_writable,
@@ -239,6 +240,18 @@ def _check_settings(config: TrainConfig, checkpoints: Path, may_change: frozense
         raise _refusal_of_changes(error) from None
     if config.train.epochs is None:
         _check_steps_left(config, opened.step)
+    _check_best_model(config, opened.evaluation)
+
+
+def _check_best_model(config: TrainConfig, record: EvaluationRecord | None) -> None:
+    """Check that the best model of a checkpoint exists, if the run needs it."""
+    if config.train.load_best_model_at_end and record is not None:
+        _best_models(config).require(record)
+
+
+def _best_models(config: TrainConfig) -> BestModels:
+    output = Path(config.output.directory)
+    return BestModels(output / _BEST, output / _CHECKPOINTS)
 
 
 def _check_steps_left(config: TrainConfig, num_done: int) -> None:
@@ -280,7 +293,7 @@ def _run_alone(run: PlannedRun, output: Path, console: Console, explain: bool) -
     if explain:
         _say(console, run.plan.explain())
     with Trainer(config, data, run.graph, run.plan) as trainer:
-        first_step = _restore(trainer, output, run.may_change, console) if run.resume else 0
+        first_step = _restore(trainer, output / _CHECKPOINTS, run.may_change, console) if run.resume else 0
         is_over = first_step == trainer.config.train.steps or trainer.is_stopped_early
         if is_over and (output / _MODEL / "config.json").is_file():
             note = f"{output / _MODEL} is unchanged; evaluate it with tilewise evaluate"
@@ -318,7 +331,7 @@ def _write_model(trainer: Trainer, output: Path, console: Console) -> None:
     """Write the finished model: the best one, if the configuration says so, else that of the last step."""
     words, record = f"loss curve in {output / _CURVE}", trainer.evaluation
     if trainer.config.train.load_best_model_at_end and record is not None:
-        BestModels(output / _BEST, output / _CHECKPOINTS).copy(record, output / _MODEL)
+        _best_models(trainer.config).copy(record, output / _MODEL)
         best = f"the best model, of step {record.best_step} with held-out loss {record.best_loss:.4f}"
         _say(console, f"{best}, in {output / _MODEL}, {words}")
         return
@@ -326,11 +339,10 @@ def _write_model(trainer: Trainer, output: Path, console: Console) -> None:
     _say(console, f"model in {output / _MODEL}, {words}")
 
 
-def _restore(trainer: Trainer, output: Path, may_change: frozenset[str], console: Console) -> int:
+def _restore(trainer: Trainer, checkpoints: Path, may_change: frozenset[str], console: Console) -> int:
     """Resume from the newest complete checkpoint, and report damaged ones. Returns the number of
     steps done.
     """
-    checkpoints = output / _CHECKPOINTS
     try:
         with track_work(console, "checking the checkpoint") as progress:
             path, state = load_latest(
@@ -344,8 +356,7 @@ def _restore(trainer: Trainer, output: Path, may_change: frozenset[str], console
         raise _refusal_of_changes(error) from None
     state = replace(state, changes=_with_defaults(state.changes))
     _check_steps_left(trainer.config, state.step)
-    if trainer.config.train.load_best_model_at_end and state.evaluation is not None:
-        BestModels(output / _BEST, checkpoints).require(state.evaluation)
+    _check_best_model(trainer.config, state.evaluation)
     trainer.restore(state)
     _say(console, f"resuming after step {state.step} from {path}")
     new = [change for change in state.changes if change.step == state.step]
@@ -425,7 +436,7 @@ def train_steps(
             done, rate, held_out = number + 1, rate_of(trainer.config, number), dict[str, float]()
             every = config.train.evaluate_every
             if every and done % every == 0 and not request.is_set:
-                held_out = _evaluate(trainer, done, output, progress)
+                held_out = _evaluate(trainer, done, progress)
             progress.step_done(number, result.loss, trainer.num_tokens)
             seconds = time.perf_counter() - started
             if result.is_skipped:
@@ -460,14 +471,14 @@ def train_steps(
     return num_steps
 
 
-def _evaluate(trainer: Trainer, num_steps: int, output: Path, progress: StepProgress) -> dict[str, float]:
+def _evaluate(trainer: Trainer, num_steps: int, progress: StepProgress) -> dict[str, float]:
     """Evaluate the held-out data, and keep the model if it is the best so far. Returns the figures
     that are finite.
     """
     loss = trainer.evaluate()
     progress.evaluated(loss)
     if trainer.record_evaluation(num_steps, loss):
-        BestModels(output / _BEST, output / _CHECKPOINTS).add(num_steps, trainer.save_model)
+        _best_models(trainer.config).add(num_steps, trainer.save_model, trainer.saved_evaluation)
     perplexity = exp(loss) if loss < _LARGEST_EXPONENT else inf  # NaN stays
     figures = {"held_out_loss": loss, "held_out_perplexity": perplexity}
     return {name: value for name, value in figures.items() if isfinite(value)}

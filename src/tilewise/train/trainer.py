@@ -275,6 +275,7 @@ class Trainer:
         changes: changes of the configuration since the run began. Checkpoints record them.
         evaluation: the best evaluation so far, and the count of early stopping. Checkpoints record
             it. None before the first evaluation, and if the run uses neither.
+        saved_evaluation: the same at the last checkpoint, which may still be written in the background.
 
     Raises:
         ResourceError: the plan needs more memory than available.
@@ -287,6 +288,7 @@ class Trainer:
         self.num_tokens = 0
         self.changes: Sequence[ConfigChange] = ()
         self.evaluation: EvaluationRecord | None = None
+        self.saved_evaluation: EvaluationRecord | None = None
         self._num_skipped = 0  # consecutive steps that were not finite
         self._writer = CheckpointWriter()
         model = make_model_config(config)
@@ -455,6 +457,7 @@ class Trainer:
         mesh = self.instance.plan.mesh
         axes = {name: size for name, size in zip(mesh.names, mesh.sizes) if size > 1}
         state = TrainingState(num_steps, tensors, self._finished, axes, self.changes, self.evaluation)
+        self.saved_evaluation = self.evaluation
         write = self._writer.write if output.checkpoint_in_background else save_checkpoint
         return write(directory, state, self.what_must_match(), output.keep_checkpoints)
 
