@@ -43,7 +43,7 @@ from tilewise.models.family import Family
 from tilewise.models.layout import FileLayout
 from tilewise.models.model_config import ModelConfig, read_config_file
 from tilewise.models.parts import ModelParts
-from tilewise.nn import GraphBuilder
+from tilewise.nn import GraphBuilder, PreferenceLoss
 
 __all__ = [
     "FAMILIES",
@@ -294,7 +294,13 @@ def model_parts(config: ModelConfig, purpose: str, *sizes: Any, **named: Any) ->
 
 
 def build_training_graph(
-    graph: GraphBuilder, config: ModelConfig, batch: int, seq: Size, dtype: str = "bf16"
+    graph: GraphBuilder,
+    config: ModelConfig,
+    batch: int,
+    seq: Size,
+    dtype: str = "bf16",
+    *,
+    preference: PreferenceLoss | None = None,
 ) -> None:
     """Define one training step in an empty graph: prediction of the next token, or of masked ones
     for encoders.
@@ -308,14 +314,21 @@ def build_training_graph(
             bound is the context limit that determines RoPE's frequencies.
         dtype: of weights and activations, `bf16` or `f32`; sums, gradients and optimizer states are
             fp32.
+        preference: a loss on pairs (`nn.preference_loss`) instead of the mean cross-entropy, for
+            decoders. Sequences 2i and 2i + 1 are the chosen and the rejected one of a pair.
 
     Inputs: tokens and labels `[B, S]` i32 (-100 is not counted); for encoders also token_types `[B,
-    S]` and lengths `[B]`. Outputs: loss `[1]`, loss_rows `[B, S]`.
+    S]` and lengths `[B]`. Outputs: loss `[1]`, loss_rows `[B, S]`. With `preference`, there are the
+    inputs of `nn.preference_loss`, and the output log_probs `[B]` instead of loss_rows.
 
     Raises:
+        ConfigError: `preference` for an encoder.
         ShapeError: a size is invalid, or `seq` exceeds the model's positions.
     """
-    model_parts(config, "training", batch, seq, dtype).build(graph)
+    if preference is None:
+        model_parts(config, "training", batch, seq, dtype).build(graph)
+    else:
+        model_parts(config, "training", batch, seq, dtype, preference=preference).build(graph)
 
 
 def build_decoding_graph(

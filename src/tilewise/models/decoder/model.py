@@ -22,7 +22,15 @@ from tilewise.models.decoder.rope import rope_table
 from tilewise.models.decoder.sharding import BATCH, MLP, VOCAB, heads_label, kv_heads_label
 from tilewise.models.parts import STREAM, LayerUse, ModelParts
 from tilewise.models.widths import default_k_splits
-from tilewise.nn import GraphBuilder, layer, layer_norm, linear, rms_norm
+from tilewise.nn import (
+    GraphBuilder,
+    PreferenceLoss,
+    layer,
+    layer_norm,
+    linear,
+    preference_loss,
+    rms_norm,
+)
 
 __all__ = ["BLOCK_SIZE", "activate", "decoding_parts", "training_parts"]
 
@@ -283,7 +291,14 @@ def _tables(graph: GraphBuilder, decoder: Decoder, num_positions: int, context: 
     }
 
 
-def training_parts(decoder: Decoder, batch: int, seq: Size, dtype: str = "bf16") -> ModelParts:
+def training_parts(
+    decoder: Decoder,
+    batch: int,
+    seq: Size,
+    dtype: str = "bf16",
+    *,
+    preference: PreferenceLoss | None = None,
+) -> ModelParts:
     """One training step, as `models.build_training_graph` describes it.
 
     Raises:
@@ -310,8 +325,12 @@ def training_parts(decoder: Decoder, batch: int, seq: Size, dtype: str = "bf16")
 
     def after(graph: GraphBuilder, x: TensorNode, named: Mapping[str, TensorNode]) -> None:
         logits = _head(graph, decoder, _norm(graph, x, "norm", decoder), named["embedding"])
-        loss, rows = graph.mean_cross_entropy(logits, named["labels"])
-        graph.output(rows, "loss_rows")
+        if preference is None:
+            loss, rows = graph.mean_cross_entropy(logits, named["labels"])
+            graph.output(rows, "loss_rows")
+        else:
+            loss, log_probs = preference_loss(graph, logits, named["labels"], preference)
+            graph.output(log_probs, "log_probs")
         graph.loss(loss)
 
     return ModelParts(before, len(decoder.layers), layer_of, after)
