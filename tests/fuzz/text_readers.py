@@ -235,7 +235,7 @@ def read_chat_template(folder: Path, data: bytes) -> None:
     variables = {"messages": messages, "tools": tools, "bos_token": "<s>", "add_generation_prompt": True}
     problem = template_child.problem_of(template, variables)
     json.dumps(problem, allow_nan=False)
-    assert problem.keys() in ({"text"}, {"problem"})
+    assert problem.keys() in ({"text", "spans"}, {"problem"})
     if "problem" in problem:
         raise ConfigError(" ".join(problem["problem"].split()))
 

@@ -172,7 +172,7 @@ def _describe(config: TrainConfig, data: TrainingData, console: Console) -> None
     corpus, model = data.corpus, make_model_config(config)
     console.print(
         f"data: {len(corpus.train):,} files, {corpus.num_bytes / 1e6:.1f} MB, "
-        f"{len(data.batches.stream):,} tokens of "
+        f"{data.sources[0].counts.tokens:,} tokens of "
         f"{data.tokenizer.get_vocab_size():,} kinds; {len(corpus.held_out)} files held out\n"
         f"model: {model.num_hidden_layers} layers x {model.hidden_size}, "
         f"{num_parameters(model) / 1e6:.2f} million "

@@ -1,5 +1,6 @@
 """The command line: `tilewise demo | train | generate | serve | chat | run-batch | encode |
-evaluate | inspect | doctor | verify | tune | launch | trace | run | build-mpi | bench | checkpoint`.
+evaluate | inspect | doctor | verify | tune | launch | trace | run | build-mpi | bench | checkpoint |
+data`.
 
 This module defines arguments, help texts and exit codes. Heavy packages are imported inside
 commands, so that help is quick. A user's mistake is one line on standard error and exit code 2
@@ -23,6 +24,7 @@ from tilewise.cli.bench import bench
 from tilewise.cli.build_mpi import build_mpi
 from tilewise.cli.chat import chat
 from tilewise.cli.checkpoint import checkpoints
+from tilewise.cli.data import datasets
 from tilewise.cli.doctor import doctor
 from tilewise.cli.generate import generate
 from tilewise.cli.help import App
@@ -51,6 +53,7 @@ app = App(
 
 app.add_typer(bench)
 app.add_typer(checkpoints)
+app.add_typer(datasets)
 
 _CONFIG = typer.Argument(help="A TOML file; examples/train.toml shows every key.", show_default=False)
 

@@ -1,11 +1,20 @@
-"""From text to batches: corpus, tokenizer, token stream, batches by step.
+"""From files to batches: records and texts, tokenizer, examples and token streams, batches by step.
 
 All results depend only on the inputs, not on the number of devices. The package writes no files.
 """
 
-from tilewise.data.batches import IGNORED, Batches, PaddedBatches
+from tilewise.data.batches import Batches
 from tilewise.data.corpus import Corpus, TextFile, is_held_out, load_corpus, load_standard_library
+from tilewise.data.examples import IGNORED, ExampleCounts, ExampleList, Examples
 from tilewise.data.masked import MaskedBatches
+from tilewise.data.records import Record, read_records, record_files
+from tilewise.data.sequences import (
+    PackedExamples,
+    PaddedExamples,
+    Sequences,
+    TextDocuments,
+    TextWindows,
+)
 from tilewise.data.tokenizer import END_OF_TEXT, MASK, encode_files, special_id, train_tokenizer
 
 __all__ = [
@@ -14,13 +23,23 @@ __all__ = [
     "MASK",
     "Batches",
     "Corpus",
+    "ExampleCounts",
+    "ExampleList",
+    "Examples",
     "MaskedBatches",
-    "PaddedBatches",
+    "PackedExamples",
+    "PaddedExamples",
+    "Record",
+    "Sequences",
+    "TextDocuments",
     "TextFile",
+    "TextWindows",
     "encode_files",
     "is_held_out",
     "load_corpus",
     "load_standard_library",
+    "read_records",
+    "record_files",
     "special_id",
     "train_tokenizer",
 ]

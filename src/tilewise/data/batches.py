@@ -1,157 +1,141 @@
-"""Batches by step number: a pure function of (stream, seed, step).
+"""Batches by step number: a pure function of (sources, seed, step).
 
-The stream is divided into windows. Packed windows have context + 1 tokens at a stride of the
-context, wherever documents end. Padded windows hold one document each; a longer document takes
-several. Every epoch visits all windows once, in an order that Philox generates from (seed, epoch).
-Step s takes windows s*batch to (s+1)*batch of this endless sequence. There is no state, so resuming
-needs only the step number, and the number of devices has no effect.
+Without weights, an epoch visits every sequence of all sources once, in an order that Philox
+generates from (seed, epoch). With weights, a number that Philox generates from (seed, n) chooses
+the source of the n-th sequence of the run, and each source has epochs of its own. Step s takes the
+sequences s*batch to (s+1)*batch of this endless list. There is no state, so resuming needs only the
+step number, and the number of devices has no effect.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.core import ConfigError, Validator, shown
+from tilewise.core import Validator, shown
+from tilewise.data.examples import IGNORED
+from tilewise.data.sequences import Sequences
 
-__all__ = ["IGNORED", "Batches", "PaddedBatches"]
+__all__ = ["Batches"]
 
-IGNORED = -100  # label of positions that the loss ignores
 _MOST = (1 << 63) - 1
-_MOST_ID = (1 << 31) - 1
+_BLOCK = 1 << 16  # sequences whose sources are chosen at once
+_CHOICES = 1 << 62  # the second words of Philox keys: epochs, then sources' epochs, then choices
+_OF_SOURCE = 1 << 40
 _validate = Validator("data")
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Training batches of a packed token stream.
+    """Training batches of one or several sources.
 
     Args:
-        stream: ids, `[N]`.
+        sources: sequences; each source has at least one.
         batch: sequences per step.
-        context: tokens per sequence.
         seed: of the order.
+        weights: how often sequences of each source are used, relative to each other. None to use
+            every sequence once per epoch.
+        width: tokens per sequence; None for the longest sequence of each batch.
+        padding: id of the tokens after a sequence's end. Their labels are `IGNORED`.
 
     Raises:
-        ConfigError: the stream is shorter than one window, or has an id beyond int32.
+        ConfigError: a source is empty, or a number is out of range.
     """
 
-    stream: NDArray[np.int32]
+    sources: Sequence[Sequences]
     batch: int
-    context: int
     seed: int = 0
+    weights: Sequence[float] | None = None
+    width: int | None = None
+    padding: int = 0
+    _orders: dict[tuple[int, int], NDArray[np.int64]] = field(default_factory=dict, repr=False, compare=False)
+    _choices: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False, compare=False)
+    _totals: list[NDArray[np.int64]] = field(default_factory=list, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        stream = self.stream
-        if stream.ndim != 1 or stream.dtype.kind not in "iu":
-            _validate.invalid("batches", "a stream is one row of integers", shown(stream), "flatten it")
-        if not np.can_cast(stream.dtype, np.int32) and stream.size:
-            for id_ in (stream.min(), stream.max()):
-                _validate.integer("batches", "an id of a stream", id_, 0, _MOST_ID)
-        for name, low in (("batch", 1), ("context", 1), ("seed", 0)):
+        for name, low in (("batch", 1), ("seed", 0), ("padding", 0)):
             value = _validate.integer("batches", name, getattr(self, name), low, _MOST)
             object.__setattr__(self, name, value)
-        if self.num_windows < 1:
-            raise ConfigError(
-                f"[data.batches] the data must hold at least {self._least}; got {len(self.stream)}; give more text"
-            )
-
-    @property
-    def _least(self) -> str:
-        """The amount of text needed for a window, in words."""
-        return f"context + 1 = {self.context + 1} tokens"
+        empty = next((n for n, source in enumerate(self.sources) if not len(source)), None)
+        if empty is not None or not self.sources:
+            got = "no source" if empty is None else f"none in source {empty + 1}"
+            _validate.invalid("batches", "the data must hold at least one sequence", got, "give more data")
+        if self.weights is not None:
+            weights = [_validate.number("batches", "a weight", w, 0.0) for w in self.weights]
+            if len(weights) != len(self.sources) or not all(weights):
+                rule = "weights must be positive, one for each source"
+                _validate.invalid("batches", rule, shown(weights), "correct them")
 
     @property
     def num_windows(self) -> int:
-        """Windows per epoch."""
-        return (len(self.stream) - 1) // self.context
+        """Sequences of all sources."""
+        return sum(map(len, self.sources))
 
     def at(self, step: int) -> dict[str, NDArray[np.int32]]:
-        """Tokens and labels `[batch, context]` of a step; labels are the tokens one place on."""
-        rows = self._windows(step)
-        both = np.stack([self.stream[w * self.context : (w + 1) * self.context + 1] for w in rows])
-        return {
-            "tokens": np.ascontiguousarray(both[:, :-1], np.int32),
-            "labels": np.ascontiguousarray(both[:, 1:], np.int32),
-        }
-
-    def _windows(self, step: int) -> list[int]:
-        """The numbers of a step's windows."""
+        """Tokens and labels `[batch, width]` of a step; a label is the next token, or `IGNORED`."""
         step = _validate.integer("batches", "a step", step, 0, _MOST // self.batch)
-        return [self._window(step * self.batch + i) for i in range(self.batch)]
-
-    def _window(self, index: int) -> int:
-        epoch, position = divmod(index, self.num_windows)
-        return int(_epoch_order(self.num_windows, self.seed, epoch)[position])
-
-
-@dataclass(frozen=True)
-class PaddedBatches(Batches):
-    """Training batches with one document per sequence. A batch is as wide as its longest document;
-    shorter ones are padded.
-
-    Every token of a document is predicted once per epoch, the first one from the end mark of the
-    previous document.
-
-    Args:
-        stream: ids, `[N]`; a mark ends each document.
-        batch: sequences per step.
-        context: maximum tokens per sequence; longer documents are divided.
-        seed: of the order.
-        end: the id of the mark. It is also the padding id, with label `IGNORED`.
-
-    Raises:
-        ConfigError: the stream is empty.
-    """
-
-    end: int = 0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "end", _validate.integer("batches", "end", self.end, 0, _MOST_ID))
-        super().__post_init__()
-
-    @property
-    def _least(self) -> str:
-        return "1 token"
-
-    @cached_property
-    def _cuts(self) -> NDArray[np.int64]:
-        """The beginnings of windows, and the end of the last."""
-        behind = np.flatnonzero(self.stream == self.end) + 1
-        borders = np.unique([0, *behind, len(self.stream)])
-        windows = [np.arange(a, b, self.context) for a, b in pairwise(borders)]
-        return np.concatenate([*windows, borders[-1:]]).astype(np.int64)
-
-    @property
-    def num_windows(self) -> int:
-        """Windows per epoch."""
-        return len(self._cuts) - 1
-
-    def at(self, step: int) -> dict[str, NDArray[np.int32]]:
-        """Tokens and labels `[batch, longest]` of a step."""
-        spans = [(self._cuts[w], self._cuts[w + 1]) for w in self._windows(step)]
-        shape = self.batch, max(stop - begin for begin, stop in spans)
-        tokens, labels = np.full(shape, self.end, np.int32), np.full(shape, IGNORED, np.int32)
-        for row, (begin, stop) in enumerate(spans):
-            first = self.stream[begin - 1] if begin else self.end
-            tokens[row, : stop - begin] = [first, *self.stream[begin : stop - 1]]
-            labels[row, : stop - begin] = self.stream[begin:stop]
+        rows = [self.row(step * self.batch + i)[1:] for i in range(self.batch)]
+        shape = self.batch, max(len(row) for row, _ in rows) if self.width is None else self.width
+        tokens, labels = np.full(shape, self.padding, np.int32), np.full(shape, IGNORED, np.int32)
+        for number, (row, row_labels) in enumerate(rows):
+            tokens[number, : len(row)] = row
+            labels[number, : len(row)] = row_labels
         return {"tokens": tokens, "labels": labels}
 
+    def row(self, number: int) -> tuple[int, NDArray[np.int32], NDArray[np.int32]]:
+        """The n-th sequence of the run: the number of its source, its tokens and its labels."""
+        source, index = self._place(number)
+        return source, *self.sources[source].row(index)
 
-_ORDERS: dict[tuple[int, int, int], NDArray[np.int64]] = {}
+    def _place(self, number: int) -> tuple[int, int]:
+        """The source, and the sequence in it, of the n-th sequence of the run."""
+        if self.weights is None:
+            epoch, position = divmod(number, self.num_windows)
+            index = int(self._order(0, self.num_windows, epoch)[position])
+            source = 0
+            while index >= len(self.sources[source]):
+                index -= len(self.sources[source])
+                source += 1
+            return source, index
+        block, within = divmod(number, _BLOCK)
+        while len(self._totals) <= block:
+            before = self._totals[-1] if self._totals else np.zeros(len(self.sources), np.int64)
+            chosen = self._choice(len(self._totals) - 1) if self._totals else np.empty(0, np.int64)
+            self._totals.append(before + np.bincount(chosen, minlength=len(self.sources)))
+        chosen = self._choice(block)
+        source = int(chosen[within])
+        used = int(self._totals[block][source]) + int((chosen[:within] == source).sum())
+        epoch, position = divmod(used, len(self.sources[source]))
+        key = (source + 1) * _OF_SOURCE
+        return source, int(self._order(key, len(self.sources[source]), epoch)[position])
+
+    def _choice(self, block: int) -> NDArray[np.int64]:
+        """The sources of a block of sequences. The last two blocks are cached."""
+        assert self.weights is not None
+        if block not in self._choices:
+            while len(self._choices) >= 2:
+                del self._choices[next(iter(self._choices))]
+            sums = np.array(list(accumulate(self.weights)))
+            chance = _generator(self.seed, _CHOICES | block).random(_BLOCK) * sums[-1]
+            chosen = np.searchsorted(sums[:-1], chance, "right").astype(np.int64)
+            self._choices[block] = chosen
+        return self._choices[block]
+
+    def _order(self, key: int, count: int, epoch: int) -> NDArray[np.int64]:
+        """The order of an epoch's sequences. The last two of each source are cached, because a batch
+        may span two epochs.
+        """
+        if (key, epoch) not in self._orders:
+            own = [entry for entry in self._orders if entry[0] == key]
+            for entry in own[: max(0, len(own) - 1)]:
+                del self._orders[entry]
+            self._orders[key, epoch] = _generator(self.seed, key + epoch).permutation(count)
+        return self._orders[key, epoch]
 
 
-def _epoch_order(num_windows: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The order of an epoch's windows. The last two are cached, because a batch may span two epochs."""
-    key = (num_windows, seed, epoch)
-    if key not in _ORDERS:
-        while len(_ORDERS) >= 2:
-            _ORDERS.pop(next(iter(_ORDERS)))
-        generator = np.random.Generator(np.random.Philox(key=np.array([seed, epoch], np.uint64)))
-        _ORDERS[key] = generator.permutation(num_windows)
-    return _ORDERS[key]
+def _generator(seed: int, word: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=np.array([seed, word], np.uint64)))

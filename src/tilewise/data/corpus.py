@@ -2,10 +2,11 @@
 
 A corpus is the source of the running Python's standard library without its tests, or the files of a
 path. A hash of a file's relative path decides whether it is held out. So the split does not depend
-on the machine, the order of directories or other files. `text_files` reads and cuts the files.
-Structured files (.json, .csv, ...) are not training text: as a path of their own they are an error,
-and in a directory they are skipped, like binary files. One line reports how many files were
-skipped. A path without readable text is an error.
+on the machine, the order of directories or other files. `text_files` reads and cuts the files. Of
+structured files, `records` reads the objects; a field of each is a text. In a directory with plain
+text, structured files are skipped, like binary files, because they are more often about the texts
+than texts of their own. One line reports how many files were skipped. A path without readable text
+is an error.
 """
 
 from __future__ import annotations
@@ -19,8 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tilewise.core import ConfigError, Validator, get_logger
-from tilewise.core.sizes import format_bytes
 from tilewise.core.validation import shown
+from tilewise.data.records import (
+    COMPRESSED,
+    check_memory,
+    has_pattern,
+    is_record_file,
+    is_structured,
+    matching,
+    read_records,
+)
 from tilewise.data.text_files import read_pieces, read_text
 from tilewise.files.reading import Unreadable
 
@@ -29,12 +38,6 @@ __all__ = ["Corpus", "TextFile", "is_held_out", "load_corpus", "load_standard_li
 _SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 _LONG_FILE_BYTES = 16 << 20
 _NAMES_SHOWN = 3
-_STRUCTURED = (
-    {".json", ".jsonl", ".ndjson", ".jsonlines", ".geojson", ".ipynb"}
-    | {".csv", ".tsv", ".xlsx"}
-    | {".parquet", ".arrow", ".feather", ".avro", ".orc"}
-)
-_COMPRESSED = {".gz", ".zst", ".bz2", ".xz", ".lz4", ".zip", ".7z"}
 _validate = Validator("data")
 
 
@@ -83,53 +86,50 @@ def load_standard_library(held_out_percent: float = 5.0) -> Corpus:
     return _load(root, files, held_out_percent)
 
 
-def load_corpus(path: str | Path, held_out_percent: float = 5.0) -> Corpus:
-    """The text files at `path`: one file, or every readable UTF-8 file of a directory except hidden
-    ones.
+def load_corpus(path: str | Path, held_out_percent: float = 5.0, field_text: str = "text") -> Corpus:
+    """The texts at `path`: one file, every readable UTF-8 file of a directory except hidden ones, or
+    the files that match a pattern such as `texts/train-*.parquet`.
 
-    A single file, and a file of more than 16 MiB in a directory, is divided at blank lines into
-    pieces of about 8 KiB, which are treated as files so that some can be held out. If the hash
-    would hold out all of a few texts, the first one is used for training. A warning names files
-    that look like JSON lines. One warning names what was skipped in a directory (structured data by
-    its suffix, binary, not UTF-8, unreadable).
+    A single text file, and a text file of more than 16 MiB in a directory, is divided at blank
+    lines into pieces of about 8 KiB, which are treated as files so that some can be held out. Of a
+    structured file (JSON lines, a JSON array, Parquet), a field of each record is a text. In a
+    directory, structured files are read if there are no others. If the hash would hold out all of a
+    few texts, the first one is used for training. A warning names plain files that look like JSON
+    lines. One warning names what was skipped in a directory (structured data by its suffix, binary,
+    not UTF-8, unreadable).
+
+    Args:
+        path: of the data.
+        held_out_percent: share of the texts that are held out.
+        field_text: name of the field with the text, in structured files.
 
     Raises:
-        ConfigError: there is no such path, it is a structured or compressed file, it has no text,
-            or more than fits in memory.
+        ConfigError: there is no such path, it is a compressed file or one that is not read, a
+            record has no such field, there is no text, or more than fits in memory.
     """
     root = _validate.path("load_corpus", "data", path)
     if os.path.isfile(root):
-        _require_plain_text(root)
-        return _load(root, [root], held_out_percent)
-    if not os.path.isdir(root):
-        raise ConfigError(
-            f"[data.corpus] data must be a file or a directory; got {str(path)!r}; check the path"
-        )
-    return _load(root, _visible_files(root), held_out_percent)
+        _require_readable(root)
+        return _load(root, [root], held_out_percent, field_text)
+    if os.path.isdir(root):
+        return _load(root, _visible_files(root), held_out_percent, field_text)
+    if has_pattern(root) and (files := matching(root)):
+        return _load(root.parent, files, held_out_percent, field_text)
+    raise ConfigError(f"[data.corpus] data must be a file or a directory; got {str(path)!r}; check the path")
 
 
-def _is_structured(name: str) -> bool:
-    """Whether a file's suffix is one of structured data, compressed or not: `chat.jsonl`,
-    `chat.jsonl.gz`.
-    """
-    endings = [ending.lower() for ending in Path(name).suffixes]
-    while endings and endings[-1] in _COMPRESSED:
-        endings.pop()
-    return bool(endings) and endings[-1] in _STRUCTURED
-
-
-def _require_plain_text(path: Path) -> None:
-    """Reject a file that is not plain text by its suffix.
+def _require_readable(path: Path) -> None:
+    """Reject a file that is neither plain text nor has records, by its suffix.
 
     Raises:
-        ConfigError: the file is structured or compressed.
+        ConfigError: the file is of another structured kind, or compressed.
     """
-    if _is_structured(path.name):
+    if is_structured(path.name) and not is_record_file(path.name):
         raise ConfigError(
-            f"[data.corpus] data must be plain text, because every character is learned; got the structured file "
-            f"{str(path)!r}; write its text fields into .txt files, as docs/training.md shows"
+            f"[data.corpus] data must be plain text, JSON lines or Parquet; got the structured file {str(path)!r}; "
+            "convert it to JSON lines"
         )
-    if path.suffix.lower() in _COMPRESSED:
+    if path.suffix.lower() in COMPRESSED and not is_record_file(path.name):
         raise ConfigError(
             f"[data.corpus] data must be plain text; got the compressed file {str(path)!r}; decompress it first"
         )
@@ -148,32 +148,39 @@ def _visible_files(root: Path) -> Iterator[Path]:
     yield from map(Path, unreadable)
 
 
-def _load(root: Path, files: Iterable[Path], percent: float) -> Corpus:
+def _load(root: Path, files: Iterable[Path], percent: float, field_text: str = "text") -> Corpus:
     texts: list[TextFile] = []
     skipped: list[tuple[str, str]] = []
     named = {path.name if path == root else path.relative_to(root).as_posix(): path for path in files}
-    for name in sorted(filter(_is_structured, named)):
-        del named[name]
-        skipped.append((name, "structured data"))
+    of_records = all(map(is_structured, named))
+    for name in sorted(filter(is_structured, named)):
+        if not (of_records and is_record_file(name)):
+            del named[name]
+            skipped.append((name, "structured data"))
     sizes = {name: _size(path) for name, path in named.items()}
-    _check_memory(sum(sizes.values()), root)
+    check_memory(sum(sizes.values()), root)
     for name in sorted(named):
         try:
-            texts += _texts_of(name, named[name], root == named[name] or sizes[name] > _LONG_FILE_BYTES)
+            if of_records:
+                texts += _texts_of_records(name, named[name], field_text)
+            else:
+                in_pieces = root == named[name] or sizes[name] > _LONG_FILE_BYTES
+                texts += _texts_of(name, named[name], in_pieces)
         except Unreadable as error:
             skipped.append((name, str(error)))
     held_out = tuple(file for file in texts if is_held_out(file.name, percent))
     train = tuple(file for file in texts if not is_held_out(file.name, percent))
     if not train and percent < 100:
         train, held_out = held_out[:1], held_out[1:]  # the hash held out all of a few texts
-    _warn_of_json_lines(texts)
+    if not of_records:
+        _warn_of_json_lines(texts)
     left_out = f"{len(skipped)} files left out: {_summary(skipped)}" if skipped else ""
     if not train:
         raise ConfigError(
             f"[data.corpus] data must hold UTF-8 text to train on; got {len(texts)} text files in {str(root)!r}"
             f"{f' ({left_out})' if skipped else ''}; "
             + (
-                "write the text fields of structured data into .txt files, as docs/training.md shows"
+                "convert structured data to JSON lines or Parquet"
                 if any(reason == "structured data" for _, reason in skipped)
                 else "give another path"
             )
@@ -191,8 +198,8 @@ def _warn_of_json_lines(texts: Sequence[TextFile]) -> None:
     if names:
         more = ", …" if len(names) > _NAMES_SHOWN else ""
         get_logger("data").warning(
-            "%d files look like JSON lines and are learned character by character (%s%s): write their text fields "
-            "into .txt files, as docs/training.md shows",
+            "%d files look like JSON lines and are learned character by character (%s%s): call them .jsonl, and "
+            "a field of each line is read",
             len(names),
             ", ".join(shown(name) for name in names[:_NAMES_SHOWN]),
             more,
@@ -217,22 +224,18 @@ def _size(path: Path) -> int:
         return 0  # reading reports the reason
 
 
-def _check_memory(num_bytes: int, root: Path) -> None:
-    """Check that a corpus fits in memory, which holds it while it is encoded."""
-    limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if num_bytes > limit:
-        raise ConfigError(
-            f"[data.corpus] the data must fit the machine's memory of {format_bytes(limit)}; got "
-            f"{format_bytes(num_bytes)} in {str(root)!r}; give less text"
-        )
-
-
 def _texts_of(name: str, path: Path, in_pieces: bool) -> list[TextFile]:
     """A file as a whole or in pieces; none if it is empty."""
     if in_pieces:
         return [TextFile(f"{name}#{i:06d}", piece) for i, piece in enumerate(read_pieces(path))]
     text = read_text(path)
     return [TextFile(name, text)] if text else []
+
+
+def _texts_of_records(name: str, path: Path, field: str) -> list[TextFile]:
+    """A field of each record; blank ones are left out, as empty files are."""
+    texts = (TextFile(record.name, record.text(field)) for record in read_records(name, path, [field]))
+    return [text for text in texts if text.text.strip()]
 
 
 def _summary(skipped: list[tuple[str, str]]) -> str:

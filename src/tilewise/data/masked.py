@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core import Validator
-from tilewise.data.batches import IGNORED, Batches
+from tilewise.data.batches import Batches
+from tilewise.data.examples import IGNORED
 
 __all__ = ["MaskedBatches"]
 
@@ -42,9 +43,14 @@ class MaskedBatches:
         _validate.number("masked", "percent", self.percent, 0.0, 100.0)
 
     @property
-    def stream(self) -> NDArray[np.int32]:
-        """All tokens."""
-        return self.batches.stream
+    def batch(self) -> int:
+        """Sequences per step."""
+        return self.batches.batch
+
+    @property
+    def num_windows(self) -> int:
+        """Sequences of all sources."""
+        return self.batches.num_windows
 
     def at(self, step: int) -> dict[str, NDArray[np.int32]]:
         """Tokens, token_types and labels `[batch, longest]` and lengths `[batch]` of a step."""

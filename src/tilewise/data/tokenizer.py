@@ -99,6 +99,7 @@ def encode_files(
     texts: Sequence[str],
     end: int,
     show: Callable[[int, int], None] = lambda done, total: None,
+    fit: Callable[[NDArray[np.int32]], NDArray[np.int32]] = lambda ids: ids,
 ) -> NDArray[np.int32]:
     """Encode all texts as one stream of ids, each followed by an end id.
 
@@ -107,6 +108,7 @@ def encode_files(
         texts: to encode.
         end: id after each.
         show: called with the files done and all files, now and then.
+        fit: called with the ids of each text and its end id; returns the ids that are used.
 
     Raises:
         ConfigError: `end` is not an id, or a text is not a string.
@@ -117,7 +119,7 @@ def encode_files(
     for first in range(0, len(texts), _BATCH):
         batch = list(_each_text(texts[first : first + _BATCH]))
         parts += [
-            np.array([*encoded.ids, end], np.int32)
+            fit(np.array([*encoded.ids, end], np.int32))
             for encoded in tokenizer.encode_batch(batch, add_special_tokens=False)
         ]
         show(min(first + _BATCH, len(texts)), len(texts))

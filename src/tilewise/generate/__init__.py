@@ -3,7 +3,7 @@
 Owns sampling, chat templates, detokenizing and stop strings. `tilewise.serve` runs models with them.
 """
 
-from tilewise.generate.chat import ChatTemplate
+from tilewise.generate.chat import ChatTemplate, RenderedChat
 from tilewise.generate.defaults import combine_settings, served_settings
 from tilewise.generate.detokenizer import Detokenizer, TextOffsets
 from tilewise.generate.history import History
@@ -17,6 +17,7 @@ __all__ = [
     "ChatTemplate",
     "Detokenizer",
     "History",
+    "RenderedChat",
     "Sampler",
     "Sampling",
     "TextOffsets",

@@ -7,7 +7,9 @@ gets plain JSON values only; whatever it does, the end is a text or one error. R
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,26 @@ from tilewise.core import ConfigError, Validator
 from tilewise.core.validation import cut, shown
 from tilewise.generate.template_process import TemplateProcesses
 
-__all__ = ["ChatTemplate"]
+__all__ = ["ChatTemplate", "RenderedChat"]
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # names of the field in templates and clients
 _END_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 _validate = Validator("generate")
+_GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class RenderedChat:
+    """A rendered conversation.
+
+    Attributes:
+        text: the conversation with its special tokens.
+        spans: first and last (exclusive) character of each `{% generation %}` block, in order.
+    """
+
+    text: str
+    spans: tuple[tuple[int, int], ...]
 
 
 class ChatTemplate:
@@ -94,14 +110,70 @@ class ChatTemplate:
         result = self._processes.render(
             self._templates[chosen], {**arguments, **self._special_tokens, **more}
         )
+        text = self._rendered(result, chosen).text
+        return _cut_at_mark(text, final) if continue_final_message else text
+
+    def has_generation(self, *, tools: bool = False) -> bool:
+        """Whether the template marks the model's turns with `{% generation %}`.
+
+        Args:
+            tools: whether the conversations have tools.
+        """
+        return _GENERATION.search(self._templates[self._choose(None, tools)]) is not None
+
+    def render_all(
+        self,
+        conversations: Sequence[Messages],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = False,
+    ) -> list[RenderedChat | ConfigError]:
+        """Render many conversations with the same tools, as training does.
+
+        Args:
+            conversations: of each, the messages as in `render`.
+            tools: JSON schemas of functions that the model may call.
+            add_generation_prompt: end with the tokens that introduce the model's answer.
+
+        Returns:
+            In the same order, each conversation's text with its `{% generation %}` blocks. If the template does not
+            render a conversation, its entry is the error, which is not raised.
+
+        Raises:
+            ConfigError: an argument is not plain JSON, or there is no template.
+        """
+        shared = {
+            "tools": None if tools is None else _dictionaries("tools", tools),
+            "documents": None,
+            "add_generation_prompt": bool(add_generation_prompt),
+            **self._special_tokens,
+        }
+        variables = [
+            {"messages": [_with_reasoning(m) for m in _dictionaries("messages", messages)], **shared}
+            for messages in conversations
+        ]
+        chosen = self._choose(None, bool(tools))
+        rendered: list[RenderedChat | ConfigError] = []
+        for result in self._processes.render_all(self._templates[chosen], variables) if variables else ():
+            try:
+                rendered.append(self._rendered(result, chosen))
+            except ConfigError as error:
+                rendered.append(error)
+        return rendered
+
+    def _rendered(self, result: Mapping[str, Any], chosen: str) -> RenderedChat:
+        """The result of a template process.
+
+        Raises:
+            ConfigError: it is a problem.
+        """
         if "problem" in result:
             problem = cut(" ".join(str(result["problem"]).split()), 400)
             raise ConfigError(
                 f"[generate.chat] the chat template must render the conversation; got {chosen!r} of "
                 f"{self._place!r}: {problem}; change the conversation, or the template"
             )
-        text = str(result["text"])
-        return _cut_at_mark(text, final) if continue_final_message else text
+        return RenderedChat(str(result["text"]), tuple((begin, end) for begin, end in result["spans"]))
 
     def _choose(self, name: str | None, has_tools: bool) -> str:
         if name is None:

@@ -1,10 +1,10 @@
 """The child process that renders chat templates, because templates come from untrusted models and clients.
 
-Reads JSON objects, each after its length, from standard input (`template`, `variables`, `limits`, `name`). A fork of
-the process answers each on standard output (`name`, and `text` or `problem`): so no template shares a process with
-another, and only the first waits for imports. A fork that fails ends the whole process. Imports only the standard
-library and jinja2, and runs as a file, so that it starts quickly. The parent kills the process at a deadline; a fork
-limits its own memory and output before it reads the template.
+Reads JSON objects, each after its length, from standard input (`template`, `conversations`, `limits`, `name`). A fork
+of the process answers each on standard output (`name` and `results`; a result is `text` and `spans`, or `problem`): so
+no template shares a process with another, and only the first waits for imports. A fork that fails ends the whole
+process. Imports only the standard library and jinja2, and runs as a file, so that it starts quickly. The parent kills
+the process at a deadline; a fork limits its own memory and output before it reads the template.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import resource
 import struct
 import sys
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 __all__ = ["HEAD", "MOST_OUTPUT", "main", "problem_of", "render"]
@@ -27,26 +28,36 @@ class _TooLong(Exception):
     pass
 
 
-def render(template: str, variables: dict[str, Any]) -> str:
-    """A template's text, as transformers renders it."""
+def render(template: str, variables: dict[str, Any]) -> tuple[str, list[tuple[int, int]]]:
+    """A template's text, as transformers renders it, and the first and last (exclusive) characters of its
+    `{% generation %}` blocks.
+    """
+    compiled = _compiled(template)
     blocks: list[str] = []
+    spans: list[tuple[int, int]] = []
+    compiled.environment.rendered = blocks, spans
     size = 0
-    for block in _environment().from_string(template).generate(**variables):
+    for block in compiled.generate(**variables):
         size += len(block)
         if size > MOST_OUTPUT:
             raise _TooLong
         blocks.append(block)
-    return "".join(blocks)
+    return "".join(blocks), spans
 
 
-def problem_of(template: str, variables: dict[str, Any]) -> dict[str, str]:
-    """A template's text, or the error, as the parent process receives it."""
+@lru_cache(maxsize=1)  # the conversations of one request have the same template
+def _compiled(template: str) -> Any:
+    return _environment().from_string(template)
+
+
+def problem_of(template: str, variables: dict[str, Any]) -> dict[str, Any]:
+    """A template's text with its spans, or the error, as the parent process receives it."""
     from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
 
     try:
-        text = render(template, variables)
+        text, spans = render(template, variables)
         text.encode("utf-8")
-        return {"text": text}
+        return {"text": text, "spans": spans}
     except _TooLong:
         return {"problem": f"it writes more than {MOST_OUTPUT} characters"}
     except MemoryError:
@@ -71,7 +82,9 @@ def _environment() -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(jinja2.ext.Extension):
-        """`{% generation %}` marks the model's messages; it does not change the text."""
+        """`{% generation %}` marks what the model writes. It does not change the text; its place in the text is
+        recorded.
+        """
 
         tags = {"generation"}  # noqa: RUF012
 
@@ -82,7 +95,12 @@ def _environment() -> Any:
             return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
 
         def _body(self, caller: Any) -> Any:
-            return caller()
+            text = caller()
+            environment: Any = self.environment
+            blocks, spans = environment.rendered  # so far, by `render`
+            begin = sum(map(len, blocks))
+            spans.append((begin, begin + len(text)))
+            return text
 
     class Namespace(jinja2.utils.Namespace):
         """Rejects names of Python's internals."""
@@ -181,8 +199,8 @@ def _answer(payload: bytes) -> None:
         os.close(0)  # the next message is for the next fork
         request = json.loads(payload)
         _limit(request["limits"]["memory_bytes"], request["limits"]["cpu_s"])
-        result = {"name": request["name"], **problem_of(request["template"], request["variables"])}
-        body = json.dumps(result).encode()
+        results = [problem_of(request["template"], variables) for variables in request["conversations"]]
+        body = json.dumps({"name": request["name"], "results": results}).encode()
         unsent = memoryview(HEAD.pack(len(body)) + body)
         while unsent:
             unsent = unsent[os.write(1, unsent) :]

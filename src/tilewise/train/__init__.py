@@ -29,12 +29,11 @@ from tilewise.train.train_config import (
 )
 from tilewise.train.trainer import (
     Trainer,
-    TrainingData,
     evaluate_model,
     make_graph,
     make_plan,
-    prepare_data,
 )
+from tilewise.train.training_data import TrainingData, prepare_data
 from tilewise.train.tuning import Trial, Tuning, tune_run
 
 __all__ = [

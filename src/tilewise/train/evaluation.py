@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tilewise.checkpoint import check_token_ids
 from tilewise.core.validation import Validator
-from tilewise.data.batches import IGNORED
+from tilewise.data.examples import IGNORED
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -25,7 +25,7 @@ from tilewise.checkpoint import (
     replace_directory,
 )
 from tilewise.core import CheckpointError
-from tilewise.data import IGNORED, Batches, MaskedBatches, PaddedBatches
+from tilewise.data import IGNORED, Batches, MaskedBatches, TextWindows
 
 __all__ = ["BestModels", "every_window", "with_evaluation"]
 
@@ -38,16 +38,17 @@ def every_window(batches: Batches | MaskedBatches) -> Iterator[dict[str, NDArray
 
     Packed text may end with tokens that fill no window. They follow as a last batch of one sequence.
     """
-    windows = batches.batches if isinstance(batches, MaskedBatches) else batches
-    for number in range(-(-windows.num_windows // windows.batch)):
+    for number in range(-(-batches.num_windows // batches.batch)):
         batch = batches.at(number)
-        batch["labels"][windows.num_windows - number * windows.batch :] = IGNORED  # of the next epoch
+        batch["labels"][batches.num_windows - number * batches.batch :] = IGNORED  # of the next epoch
         yield batch
-    if batches is windows and not isinstance(windows, PaddedBatches):
-        rest = windows.stream[windows.num_windows * windows.context :]
+    for source in batches.sources if isinstance(batches, Batches) else ():
+        if not isinstance(source, TextWindows):
+            continue
+        rest = source.stream[len(source) * source.context :]
         if len(rest) > 1:
-            tokens = np.zeros((windows.batch, windows.context), np.int32)
-            labels = np.full(tokens.shape, IGNORED, np.int32)
+            shape = batches.batch, source.context
+            tokens, labels = np.zeros(shape, np.int32), np.full(shape, IGNORED, np.int32)
             tokens[0, : len(rest) - 1], labels[0, : len(rest) - 1] = rest[:-1], rest[1:]
             yield {"tokens": tokens, "labels": labels}
 

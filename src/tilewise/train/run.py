@@ -50,7 +50,8 @@ from tilewise.train.pacing import TimeBudget
 from tilewise.train.progress import StepProgress, format_duration, track_work
 from tilewise.train.tensorboard import EventFiles, require_tensorboard
 from tilewise.train.train_config import TrainConfig, is_changeable, make_model_config
-from tilewise.train.trainer import Trainer, evaluate_model, make_plan, prepare_data, rate_of
+from tilewise.train.trainer import Trainer, evaluate_model, make_plan, rate_of
+from tilewise.train.training_data import describe_source, prepare_data
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -289,6 +290,9 @@ def _run_alone(run: PlannedRun, output: Path, console: Console, explain: bool) -
     """Run the training in an output directory that no other run writes to."""
     config = run.config
     data = prepare_data(config, console)
+    for source in data.sources:
+        if source.source.type != "text":
+            _say(console, describe_source(source))
     _say(console, run.describe())
     if explain:
         _say(console, run.plan.explain())

@@ -15,14 +15,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import (
-    AfterValidator,
-    BaseModel,
     ConfigDict,
     Field,
-    InstanceOf,
     ValidationError,
     field_validator,
     model_validator,
@@ -48,6 +45,7 @@ from tilewise.strategy import (
     microbatches_for,
     read_actions,
 )
+from tilewise.train.data_sections import SEQUENCE_KEYS, DataSection, DataSource, merge_sequences
 from tilewise.train.schedule import (
     SCHEDULERS,
     check_scheduler,
@@ -55,6 +53,9 @@ from tilewise.train.schedule import (
     scheduled_rate,
     warmup_of,
 )
+from tilewise.train.section import FilePath as _Path
+from tilewise.train.section import Section as _Section
+from tilewise.train.section import WrongValue as _WrongValue
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -90,35 +91,11 @@ _LEAST_VOCABULARY = 257
 _MAX_LINE_CHARS = 4096  # TOML's parser takes a time that is quadratic in the length of a dotted key
 
 
-def _named(path: str) -> str:
-    if not path:
-        raise ValueError("must not be empty")
-    if "\0" in path:
-        raise ValueError("must be a path without zero bytes")
-    return path
-
-
-# File names are bytes, so names that are not UTF-8 are accepted unchanged.
-_Path = Annotated[InstanceOf[str], AfterValidator(_named)]
-
-
 def _one_spelling(name: str) -> str:
     """`bf16` or `f32` for any spelling of the two."""
     if name not in MODEL_DTYPES:
         raise ValueError(f"must be one of {', '.join(MODEL_DTYPES)}, got {shown(name)}")
     return model_dtype(name)
-
-
-class _WrongValue(ValueError):
-    """A value that a validator rejects, with advice."""
-
-    def __init__(self, rule: str, advice: str) -> None:
-        super().__init__(rule)
-        self.advice = advice
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ModelSection(_Section):
@@ -150,26 +127,6 @@ class ModelSection(_Section):
         if self.path is not None and others:
             raise ValueError(f"model.path excludes other settings of the model, got {shown(min(others))}")
         return self
-
-
-class DataSection(_Section):
-    """`[data]`: the training text. `path` is a file, a directory, or `stdlib` for this Python's own
-    sources. `documents` says how documents become sequences: `packed` concatenates them, so that
-    every sequence has `context` tokens; `padded` puts each document into its own sequence; the
-    sequences of a batch are as long as its longest document. `masked_percent` is the share of
-    tokens that an encoder learns to predict.
-    """
-
-    path: _Path = "stdlib"
-    held_out_percent: float = Field(default=5.0, ge=0, lt=100)
-    context: int = Field(default=256, ge=8, le=1 << 17)
-    documents: Literal["packed", "padded"] = "packed"
-    masked_percent: float = Field(default=15.0, gt=0, lt=100)
-
-    @property
-    def is_padded(self) -> bool:
-        """Whether sequences have different lengths."""
-        return self.documents == "padded"
 
 
 _MOST_DEFAULT_SPLITS = 8
@@ -514,6 +471,12 @@ class TrainConfig(_Section):
     distribution: DistributionSection = DistributionSection()
     output: OutputSection = OutputSection()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _sections_of_data(cls, values: object) -> object:
+        """Puts `[sequences]` and a list of sources into one section."""
+        return merge_sequences(values) if isinstance(values, Mapping) else values
+
     @model_validator(mode="after")
     def _microbatches_of_pipeline(self) -> TrainConfig:
         """The default of `train.accumulation`, which depends on the stages of a pipeline."""
@@ -536,16 +499,25 @@ class TrainConfig(_Section):
             raise ValueError(
                 f"train.batch x data.context must be at most {_MAX_TOKENS_PER_STEP}, got {batch} x {context}"
             )
-        if self.train.evaluate_every and self.data.held_out_percent == 0:
+        if self.train.evaluate_every and not self.data.has_held_out:
             raise ValueError("train.evaluate_every needs held-out text, got data.held_out_percent = 0")
+        return self
+
+    @model_validator(mode="after")
+    def _data_fits_model(self) -> TrainConfig:
+        kinds = {"chat": "a chat template", "pretokenized": "a vocabulary"}
+        odd = next((source.type for source in self.data.sources if source.type in kinds), None)
+        if odd is not None and self.model.path is None:
+            rule = f"data of type = {odd!r} needs a model with {kinds[odd]}, got no model.path"
+            raise _WrongValue(rule, "set model.path to a model directory")
         return self
 
     def what_must_match(self) -> dict[str, Any]:
         """The settings that determine the result, by section.
 
         Settings that do not change the result are omitted (output, distribution, accumulation,
-        recomputation, offloading, tile size, evaluation). The data's path is omitted, because the
-        data is compared by content. Keys of `[optimizer]` that older checkpoints do not have are
+        recomputation, offloading, tile size, evaluation). The data is compared by content
+        (`DataSection.what_must_match`). Keys of `[optimizer]` that older checkpoints do not have are
         omitted at their defaults. `train.epochs` is omitted, because `train.steps` follows from it.
         """
         sections = self.model_dump(
@@ -553,7 +525,7 @@ class TrainConfig(_Section):
                 "model": True,
                 "output": True,
                 "distribution": True,
-                "data": {"path"},
+                "data": True,
                 "train": {*_WITHOUT_EFFECT},
                 "optimizer": True,
             }
@@ -562,7 +534,8 @@ class TrainConfig(_Section):
         settings = section.model_dump(include={"lr", "warmup_steps", "min_lr_ratio"})
         settings |= section.model_dump(include={*_LATER_KEYS}, exclude_defaults=True)
         settings |= {name: getattr(optimizer, name) for name in _hyperparameters(section.name)}
-        return {"model": make_model_config(self).to_dict(), **sections, "optimizer": settings}
+        model, data = make_model_config(self).to_dict(), self.data.what_must_match()
+        return {"model": model, "data": data, **sections, "optimizer": settings}
 
 
 _WITHOUT_EFFECT = (
@@ -614,6 +587,13 @@ def load_config(path: str | Path, settings: Sequence[str] = ()) -> TrainConfig:
     for name, text in map(_split_setting, settings):
         section, _, key = name.partition(".")
         table = content.setdefault(section, {})
+        if isinstance(table, list):
+            _validate.invalid(
+                "config",
+                f"--set {section}.KEY needs one [{section}] table",
+                f"{len(table)} in [[{section}]]",
+                "change the file; what concerns all sources is in [sequences]",
+            )
         if isinstance(table, dict):  # otherwise the check below rejects the section
             table[key] = _parse_value(text)
             for other in _INSTEAD.get(name, ()):
@@ -672,14 +652,21 @@ def check_config(content: Mapping[str, Any], where: str) -> TrainConfig:
         return TrainConfig.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise ConfigError(f"[train.config] {first_problem(error)} in {where}; {_advice(first)}") from None
+        text = _place_of_source(first_problem(error), content.get("data"))
+        raise ConfigError(f"[train.config] {text} in {where}; {_advice(first)}") from None
+
+
+def _place_of_source(text: str, data: object) -> str:
+    """An error with the name of a source as in the file: `data` for a table, `data[0]` in a list."""
+    is_table = isinstance(data, Mapping) and "sources" not in data
+    return re.sub(r"\bdata\.sources(?:\.(\d+))?\b", "data" if is_table else r"data[\1]", text)
 
 
 def _advice(error: ErrorDetails) -> str:
     """Advice about an error of pydantic's."""
     near = None
     if error["type"] == "extra_forbidden":
-        near = _nearest_key(*map(str, error["loc"]))
+        near = _nearest_key(*(str(part) for part in error["loc"] if part != "sources" and type(part) is str))
     elif error["type"] == "literal_error" and isinstance(error["input"], str):
         near = nearest(error["input"], re.findall(r"'(\w+)'", error["ctx"]["expected"]))
     if near is not None:
@@ -710,7 +697,7 @@ def _nearest_key(section: str, key: str | None = None) -> str | None:
         section: section of the unknown key, or the unknown name at the top of the file.
         key: None for an unknown name at the top of the file.
     """
-    keys_of_section = {name: [*type(value).model_fields] for name, value in TrainConfig()}
+    keys_of_section = _keys_of_sections()
     if key is None:
         if near := nearest(section, keys_of_section):
             return f"[{near}]"
@@ -725,9 +712,13 @@ def _nearest_key(section: str, key: str | None = None) -> str | None:
 
 def _place_of_key(key: str) -> str | None:
     """The name `section.key` of a key in any section; None for an unknown one."""
-    return next(
-        (f"{name}.{key}" for name, section in TrainConfig() if key in type(section).model_fields), None
-    )
+    return next((f"{name}.{key}" for name, keys in _keys_of_sections().items() if key in keys), None)
+
+
+def _keys_of_sections() -> dict[str, list[str]]:
+    """The keys of each section, as in a file."""
+    keys = {name: [*type(value).model_fields] for name, value in TrainConfig()}
+    return {**keys, "data": [*DataSource.model_fields, *SEQUENCE_KEYS], "sequences": [*SEQUENCE_KEYS]}
 
 
 _MISSPELLED = 0.87  # similarity above which a key of [model] is a misspelled one; real keys are less similar
@@ -883,7 +874,4 @@ def _with_paths_from(config: TrainConfig, directory: Path) -> TrainConfig:
             number = distribution.stages(read_actions(path)).microbatches
             train = config.train.model_copy(update={"accumulation": number})
             config = config.model_copy(update={"train": train})
-    if config.data.path == "stdlib":
-        return config
-    data = config.data.model_copy(update={"path": str(directory / config.data.path)})
-    return config.model_copy(update={"data": data})
+    return config.model_copy(update={"data": config.data.with_paths_from(directory)})

@@ -66,7 +66,12 @@ def make_config(
 def write_toml(config: TrainConfig, path: Path) -> Path:
     """The configuration as a file."""
     lines = []
-    for section, values in config.model_dump().items():
+    sections = config.model_dump(exclude={"data"})
+    sections["sequences"] = config.data.model_dump(exclude={"sources"})
+    for section, values in (
+        *sections.items(),
+        *(("[data]", s.model_dump(exclude_unset=True)) for s in config.data.sources),
+    ):
         lines.append(f"[{section}]")
         for key, value in values.items():
             if isinstance(value, dict):

@@ -1,5 +1,6 @@
 """Corpus, tokenizer and batches: deterministic, lossless, independent of where they run."""
 
+import gzip
 import os
 import re
 
@@ -14,7 +15,8 @@ from tilewise.data import (
     END_OF_TEXT,
     IGNORED,
     Batches,
-    PaddedBatches,
+    TextDocuments,
+    TextWindows,
     encode_files,
     is_held_out,
     load_corpus,
@@ -143,14 +145,18 @@ def test_skipped_files_are_one_line(tmp_path, caplog):
     assert not caplog.records
 
 
-@pytest.mark.parametrize("name", ["a.JSON", "a.b.csv", "x.parquet", "x.jsonl.gz"])
+@pytest.mark.parametrize("name", ["a.JSON", "a.b.csv", "x.avro.zst", "x.jsonl.gz"])
 def test_structured_files_are_skipped(tmp_path, name, caplog):
-    """Given alone, a structured file is rejected with advice; among text files it is skipped."""
-    (tmp_path / name).write_text('{"text": "hello"}\n' * 100)
-    with pytest.raises(ConfigError, match=r"structured file '.*'; write its text fields into \.txt files"):
-        load_corpus(tmp_path / name)
-    with pytest.raises(ConfigError, match=r"1 structured data .*; write the text fields of structured data"):
-        load_corpus(tmp_path)
+    """Among text files, a structured file is skipped. A single one is rejected if its kind is not read."""
+    text = b'{"text": "hello"}\n' * 100
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    if name in ("a.JSON", "x.jsonl.gz"):
+        assert len(load_corpus(tmp_path / name, 0).train) == len(load_corpus(tmp_path, 0).train) == 100
+    else:
+        with pytest.raises(ConfigError, match=r"structured file '.*'; convert it to JSON lines"):
+            load_corpus(tmp_path / name)
+        with pytest.raises(ConfigError, match=r"1 structured data .*; convert structured data to JSON lines"):
+            load_corpus(tmp_path)
     for text in ("a.txt", "a.md", "json.py", "json"):
         (tmp_path / text).write_text('{"text": "hello"}')
     assert [file.name for file in load_corpus(tmp_path, 0).train] == ["a.md", "a.txt", "json", "json.py"]
@@ -241,16 +247,26 @@ def test_stream_has_an_end_token_after_every_file(tokenizer):
     assert tokenizer.id_to_token(int(stream[-1])) == END_OF_TEXT
 
 
+def packed(stream, batch, context, seed=0):
+    """Batches of windows."""
+    return Batches([TextWindows(stream, context)], batch, seed, width=context)
+
+
+def padded(stream, batch, context, seed=0, end=0):
+    """Batches of documents."""
+    return Batches([TextDocuments(stream, context, end)], batch, seed, padding=end)
+
+
 def test_batches_are_windows_and_their_continuation():
     """Labels are the tokens shifted by one."""
-    batch = Batches(np.arange(1000, dtype=np.int32), batch=4, context=16).at(3)
+    batch = packed(np.arange(1000, dtype=np.int32), 4, 16).at(3)
     assert batch["tokens"].shape == (4, 16)
     np.testing.assert_array_equal(batch["labels"], batch["tokens"] + 1)
 
 
 def test_every_window_once_per_epoch():
     """An epoch visits every window exactly once, also when a batch spans two epochs."""
-    data = Batches(np.arange(101, dtype=np.int32), batch=3, context=10, seed=5)
+    data = packed(np.arange(101, dtype=np.int32), 3, 10, seed=5)
     starts = np.concatenate([data.at(step)["tokens"][:, 0] for step in range(10)])
     for epoch in range(3):
         assert sorted(starts[epoch * 10 : (epoch + 1) * 10]) == list(range(0, 100, 10))
@@ -260,11 +276,11 @@ def test_every_window_once_per_epoch():
 def test_batches_depend_only_on_step_and_seed():
     """Any step can be requested at any time."""
     stream = np.arange(5000, dtype=np.int32)
-    forward = [Batches(stream, 4, 16).at(step)["tokens"] for step in range(50)]
-    data = Batches(stream, 4, 16)
+    forward = [packed(stream, 4, 16).at(step)["tokens"] for step in range(50)]
+    data = packed(stream, 4, 16)
     for step in (49, 3, 17):
         np.testing.assert_array_equal(data.at(step)["tokens"], forward[step])
-    assert not np.array_equal(Batches(stream, 4, 16, seed=1).at(0)["tokens"], forward[0])
+    assert not np.array_equal(packed(stream, 4, 16, seed=1).at(0)["tokens"], forward[0])
 
 
 def documents(lengths, end=0):
@@ -288,7 +304,7 @@ def scored(data, steps):
 def test_padded_documents_are_predicted_once_an_epoch(lengths, context, is_whole):
     """Each token is predicted from the one before it, the first of a document from the end token."""
     stream = documents(lengths)[: None if is_whole or sum(lengths) == 0 else -1]
-    data = PaddedBatches(stream, 1, context)
+    data = padded(stream, 1, context)
     before = np.concatenate([[0], stream[:-1]])
     pairs = scored(data, range(data.num_windows))
     assert sorted(pairs) == sorted(zip(before.tolist(), stream.tolist()))
@@ -297,7 +313,8 @@ def test_padded_documents_are_predicted_once_an_epoch(lengths, context, is_whole
 
 def test_padded_batch_is_as_wide_as_its_longest_document():
     """Padding has labels that are not counted; a sequence holds one document."""
-    data = PaddedBatches(documents([3, 1, 7, 2]), batch=4, context=6, seed=1)
+    stream = documents([3, 1, 7, 2])
+    data = padded(stream, 4, 6, seed=1)
     assert data.num_windows == 5  # the longest is cut
     batch = data.at(0)
     lengths = (batch["labels"] != IGNORED).sum(1)
@@ -309,21 +326,21 @@ def test_padded_batch_is_as_wide_as_its_longest_document():
         np.testing.assert_array_equal(batch["tokens"][row, 1:length], batch["labels"][row, : length - 1])
     widths = {data.at(step)["tokens"].shape[1] for step in range(10)}
     assert len(widths) > 1
-    np.testing.assert_array_equal(data.at(7)["tokens"], PaddedBatches(data.stream, 4, 6, 1).at(7)["tokens"])
+    np.testing.assert_array_equal(data.at(7)["tokens"], padded(stream, 4, 6, seed=1).at(7)["tokens"])
     with pytest.raises(ConfigError, match="at least 1 token"):
-        PaddedBatches(np.zeros(0, np.int32), 1, 4)
+        padded(np.zeros(0, np.int32), 1, 4)
 
 
 def test_stream_is_a_vector_of_enough_ids():
     """Matrices, floats, and less than one window are rejected."""
     for stream in (np.zeros((40, 2), np.int32), np.zeros(40), np.array(3)):
         with pytest.raises(ConfigError, match="one row of integers"):
-            Batches(stream, 2, 8)
+            packed(stream, 2, 8)
     with pytest.raises(ConfigError, match="at least context"):
-        Batches(np.arange(10, dtype=np.int32), 1, 16)
+        packed(np.arange(10, dtype=np.int32), 1, 16)
 
 
-@pytest.mark.parametrize("kind", [Batches, PaddedBatches])
+@pytest.mark.parametrize("kind", [packed, padded])
 def test_ids_may_have_any_integer_type(kind):
     """Tokens and labels are int32 whatever the stream's type; invalid ids are rejected before any step."""
     for dtype in (np.uint16, np.int64, np.uint64):
@@ -333,7 +350,7 @@ def test_ids_may_have_any_integer_type(kind):
         with pytest.raises(ConfigError, match="an id of a stream must lie in"):
             kind(np.array([*range(40), wrong]), 2, 8)
     with pytest.raises(ConfigError, match="end must lie in"):
-        PaddedBatches(np.arange(40), 2, 8, end=1 << 31)
+        padded(np.arange(40), 2, 8, end=1 << 31)
 
 
 def test_only_piece_of_a_small_file_is_not_held_out(tmp_path):

@@ -307,7 +307,7 @@ def test_template_without_end_is_stopped(tmp_path, monkeypatch):
         "print('{}')",
         r"print(end='\0\0\0\2{}')",
         r"print(end='\0\0\0\3[1]')",
-        r"print(end='\0\0\0\x1a{\"name\": \"\", \"text\": \"x\"}')",
+        r"print(end='\0\0\0\x1b{\"name\": \"\", \"results\": []}')",
         "import os; os.kill(os.getpid(), 9)",
     ],
 )
@@ -346,6 +346,31 @@ def test_threads_render_concurrently(tmp_path):
     with ThreadPoolExecutor(4) as threads:
         texts = list(threads.map(lambda n: ours.render(TALK, variables={"n": n}), range(24)))
     assert texts == [str(n) for n in range(24)] and len(ours._processes._idle) <= 2
+
+
+def test_many_conversations_are_rendered_at_once(tmp_path, monkeypatch):
+    """With the places of `{% generation %}` as transformers has them. If the process fails, each is rendered alone,
+    so that one conversation's error does not affect the others.
+    """
+    template = (
+        "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}{% generation %}"
+        "{{ m.content * (m.n or 1) }}{{ eos_token }}{% endgeneration %}\n{% else %}{{ m.content }}{% endif %}"
+        "{% endfor %}"
+    )
+    ours = ChatTemplate(_directory(tmp_path, template))
+    assert ours.has_generation() and not ChatTemplate(tmp_path, "x{%generations%}").has_generation()
+    huge = [{**TALK[1], "n": 9999999999}]
+    for talks in ([*TALKS.values()], [TALK, huge, [ASK], [{"role": "user"}]]):
+        for talk, rendered in zip(talks, ours.render_all(talks)):
+            if talk is huge:
+                assert "too much memory" in str(rendered)
+                continue
+            assert rendered.text == ours.render(talk, add_generation_prompt=False)
+            answers = [rendered.text[begin:end] for begin, end in rendered.spans]
+            assert answers == [f"{m['content']}</s>" for m in talk if m["role"] == "assistant"]
+    assert ours.render_all([]) == []
+    monkeypatch.setattr(template_process, "_MAX_BYTES", 250)  # less than the answer for all together
+    assert [r.text for r in ours.render_all([TALK] * 9)] == [ours.render(TALK)] * 9
 
 
 def test_template_arguments_are_plain_values(tmp_path):

@@ -9,6 +9,7 @@ from tilewise.core import ConfigError
 from tilewise.optim import SGD, AdamW, Lion
 from tilewise.train.train_config import (
     DataSection,
+    DataSource,
     OutputSection,
     TrainConfig,
     is_changeable,
@@ -31,7 +32,8 @@ def test_example_is_valid_and_complete():
     path = ROOT / "examples" / "train.toml"
     config = load_config(path)
     text = path.read_text()
-    missing = [key for section in config.model_dump().values() for key in section if key not in text]
+    keys = [key for section in config.model_dump().values() for key in section if key != "sources"]
+    missing = [key for key in (*keys, *DataSource.model_fields) if key not in text]
     assert not missing
 
 
@@ -233,8 +235,10 @@ def test_settings_without_effect_on_results_may_change(tmp_path):
 def test_paths_that_are_not_utf8_are_accepted():
     """Names are bytes to the system; a configuration made from arguments keeps them."""
     name = os.fsdecode(b"\xff")
-    config = TrainConfig(data=DataSection(path=name), output=OutputSection(directory=name))
-    assert (config.data.path, config.output.directory) == (name, name) and name not in str(
+    config = TrainConfig(
+        data=DataSection(sources=(DataSource(path=name),)), output=OutputSection(directory=name)
+    )
+    assert (config.data.sources[0].path, config.output.directory) == (name, name) and name not in str(
         config.what_must_match()
     )
 
@@ -242,9 +246,12 @@ def test_paths_that_are_not_utf8_are_accepted():
 def test_paths_are_relative_to_the_file(tmp_path):
     """Relative paths of data and output start at the configuration's directory; absolute ones stay."""
     config = load_config(_write(tmp_path, "[data]\npath = 'texts'\n[output]\ndirectory = 'out'\n"))
-    assert (config.data.path, config.output.directory) == (str(tmp_path / "texts"), str(tmp_path / "out"))
+    assert (config.data.sources[0].path, config.output.directory) == (
+        str(tmp_path / "texts"),
+        str(tmp_path / "out"),
+    )
     config = load_config(_write(tmp_path, "[data]\npath = '/texts'\n[output]\ndirectory = '/out'\n"))
-    assert (config.data.path, config.output.directory) == ("/texts", "/out")
+    assert (config.data.sources[0].path, config.output.directory) == ("/texts", "/out")
     config = load_config(_write(tmp_path, "[output]\noffload_directory = 'disk'\n"))
     assert config.output.offload_directory == str(tmp_path / "disk")
 
@@ -292,7 +299,8 @@ def test_settings_of_the_command_line_override_the_file(tmp_path, setting, value
     config = load_config(_write(tmp_path, file), ["train.steps=5", setting])
     name = setting.partition("=")[0].strip()
     section, key = name.split(".")
-    assert getattr(getattr(config, section), key) == value
+    of_source = config.data.sources[0] if name == "data.path" else None
+    assert getattr(of_source or getattr(config, section), key) == value
     assert config.train.steps == (4000 if key == "steps" else 5)
     assert setting_names([setting]) == {name}
 

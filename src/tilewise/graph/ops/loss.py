@@ -73,18 +73,24 @@ class CrossEntropy(Op):
         low.split_tree(self.loss, split)
 
 
-class _RowLosses(Protocol):
+class _Classifies(Protocol):
     """An op whose tensors `emit_row_losses` reads and writes, as `CrossEntropy` names them."""
 
-    logits: int
-    labels: int
-    inv_count: int
-    ignore_index: int
-    stats: int
-    sums: int
+    @property
+    def logits(self) -> int: ...
+    @property
+    def labels(self) -> int: ...
+    @property
+    def inv_count(self) -> int: ...
+    @property
+    def ignore_index(self) -> int: ...
+    @property
+    def stats(self) -> int: ...
+    @property
+    def sums(self) -> int: ...
 
 
-def emit_row_losses(op: _RowLosses, low: Lowering, rows: int | Ref) -> None:
+def emit_row_losses(op: _Classifies, low: Lowering, rows: int | Ref) -> None:
     """Emit the maxima, the sums and the losses of all rows. The op has the partial values `max` and
     `sums` of `CrossEntropy`.
 

@@ -1,0 +1,525 @@
+"""From a source of `[[data]]` to sequences of token ids with labels.
+
+Reads texts or records, renders conversations with the model's chat template, encodes them, decides
+which labels the loss counts, and holds some documents out. Every error about a record names its
+file and line, and is raised before any training. Tokens and masks are those of transformers'
+`apply_chat_template` with `return_assistant_tokens_mask`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewise.checkpoint import check_token_ids
+from tilewise.core import ConfigError, shown
+from tilewise.data import (
+    IGNORED,
+    Corpus,
+    ExampleCounts,
+    ExampleList,
+    Examples,
+    PackedExamples,
+    PaddedExamples,
+    Record,
+    Sequences,
+    TextDocuments,
+    TextWindows,
+    encode_files,
+    is_held_out,
+    load_corpus,
+    load_standard_library,
+    read_records,
+    record_files,
+)
+from tilewise.files.reading import Unreadable, refusals_of
+from tilewise.train.data_sections import STDLIB, DataSection, DataSource
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding, Tokenizer
+
+    from tilewise.generate import ChatTemplate, RenderedChat
+
+__all__ = ["Encoder", "PreparedSource", "prepare_source", "read_corpus", "training_texts"]
+
+_BATCH = 64  # records that are rendered and encoded together
+Spans = Sequence[tuple[int, int]]
+Ids = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """What turns texts into ids.
+
+    Attributes:
+        tokenizer: of the model.
+        end: id that ends a document.
+        vocab_size: number of ids that the model has weights for.
+        template: the model's chat template; called when the first conversation needs it.
+    """
+
+    tokenizer: Tokenizer
+    end: int
+    vocab_size: int
+    template: Callable[[], ChatTemplate]
+
+
+@dataclass(frozen=True)
+class PreparedSource:
+    """The sequences of a source.
+
+    Attributes:
+        source: its settings.
+        train: sequences to train on.
+        held_out: sequences for evaluation; None if there are none, or training does not evaluate.
+        counts: figures about the documents to train on.
+        corpus: the texts of a source of text; otherwise empty.
+        digest: SHA-256 of the ids, and labels, to train on.
+    """
+
+    source: DataSource
+    train: Sequences
+    held_out: Sequences | None
+    counts: ExampleCounts
+    corpus: Corpus
+    digest: str
+
+
+def read_corpus(source: DataSource) -> Corpus:
+    """The texts of a source of text.
+
+    Raises:
+        ConfigError: there is no text.
+    """
+    percent = 0.0 if source.validation_path is not None else source.held_out_percent
+    if source.path == STDLIB:
+        corpus = load_standard_library(percent)
+    else:
+        corpus = load_corpus(source.path, percent, source.field_text)
+    if source.validation_path is None:
+        return corpus
+    return replace(corpus, held_out=load_corpus(source.validation_path, 0.0, source.field_text).train)
+
+
+def training_texts(source: DataSource) -> Iterator[str]:
+    """The texts of pairs, for a tokenizer that is trained on the data."""
+    for record, is_for_training in _records(source):
+        if is_for_training:
+            yield from (record.text(field) for field in (source.field_prompt, source.field_completion))
+
+
+def prepare_source(
+    source: DataSource,
+    data: DataSection,
+    corpus: Corpus | None,
+    encoder: Encoder,
+    show: Callable[[int, int], None],
+    *,
+    evaluates: bool,
+) -> PreparedSource:
+    """Encode a source.
+
+    Args:
+        source: its settings.
+        data: what concerns all sources.
+        corpus: its texts, if it is a source of text.
+        encoder: of the model.
+        show: called with the number of documents that are done and of all; the latter may be 0 if
+            it is unknown.
+        evaluates: whether data for evaluation is encoded too.
+
+    Raises:
+        ConfigError: a record is invalid, or there is too little data.
+    """
+    if corpus is None:
+        return _from_records(source, data, encoder, show, evaluates)
+    stream, counts = _stream(source, data, [file.text for file in corpus.train], encoder, show)
+    digest = hashlib.sha256(stream.tobytes()).hexdigest()
+    train, held_out = _of_stream(stream, data, encoder.end), None
+    if evaluates and corpus.held_out:
+        held_out_stream, _ = _stream(source, data, [file.text for file in corpus.held_out], encoder)
+        if data.is_padded or len(held_out_stream) > data.context:
+            held_out = _of_stream(held_out_stream, data, encoder.end)
+    return PreparedSource(source, train, held_out, counts, corpus, digest)
+
+
+def _stream(
+    source: DataSource,
+    data: DataSection,
+    texts: Sequence[str],
+    encoder: Encoder,
+    show: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[Ids, ExampleCounts]:
+    """All texts as one stream, and figures about it."""
+    counts = ExampleCounts(examples=len(texts))
+
+    def fit(ids: Ids) -> Ids:
+        if source.excess_length_strategy == "split" or len(ids) <= data.context:
+            return ids
+        if source.excess_length_strategy == "truncate":
+            counts.truncated += 1
+            return ids[: data.context]
+        counts.dropped += 1
+        counts.examples -= 1
+        return ids[:0]
+
+    stream = encode_files(encoder.tokenizer, texts, encoder.end, show, fit)
+    beyond = stream[stream >= encoder.vocab_size][:1].tolist()
+    check_token_ids(encoder.tokenizer, beyond, encoder.vocab_size, "the training data")
+    counts.tokens = counts.counted = len(stream)
+    return stream, counts
+
+
+def _of_stream(stream: Ids, data: DataSection, end: int) -> Sequences:
+    return TextDocuments(stream, data.context, end) if data.is_padded else TextWindows(stream, data.context)
+
+
+def _from_records(
+    source: DataSource,
+    data: DataSection,
+    encoder: Encoder,
+    show: Callable[[int, int], None],
+    evaluates: bool,
+) -> PreparedSource:
+    # without packing, the last token of an example is only predicted
+    most = data.context + 1 if data.is_padded else data.context
+    train, held_out = (ExampleList(most, source.excess_length_strategy) for _ in range(2))
+    encode_records = _ENCODERS[source.type](source, encoder)
+    first_held_out: tuple[Ids, Ids] | None = None
+    records, num_done = _records(source), 0
+    while batch := list(islice(records, _BATCH)):
+        for (record, is_for_training), (ids, labels) in zip(batch, encode_records([r for r, _ in batch])):
+            check_token_ids(
+                encoder.tokenizer,
+                ids[ids >= encoder.vocab_size][:1].tolist(),
+                encoder.vocab_size,
+                f"the training data ({record.place})",
+            )
+            if is_for_training:
+                train.add(ids, labels)
+            elif first_held_out is None:
+                first_held_out = ids, labels
+            elif evaluates:
+                held_out.add(ids, labels)
+        num_done += len(batch)
+        show(num_done, 0)
+    if first_held_out is not None:  # it is for training if the hash held out all of a few records
+        if not train.counts.examples and source.validation_path is None:
+            train.add(*first_held_out)
+        elif evaluates:
+            held_out.add(*first_held_out)
+    if not train.counts.examples:
+        counts = train.counts
+        raise ConfigError(
+            f"[train.data] data must hold an example to train on; got {counts.dropped} longer than the context and "
+            f"{counts.unlabelled} without a counted label in {source.path!r}; raise the context, or give other data"
+        )
+    examples = train.finish()
+    digest = hashlib.sha256()
+    for array in (examples.tokens, examples.labels, examples.ends):
+        digest.update(array.tobytes())
+    rest = _of_examples(held_out.finish(), data) if held_out.counts.examples else None
+    return PreparedSource(
+        source, _of_examples(examples, data), rest, train.counts, Corpus((), ()), digest.hexdigest()
+    )
+
+
+def _of_examples(examples: Examples, data: DataSection) -> Sequences:
+    return PaddedExamples(examples) if data.is_padded else PackedExamples(examples, data.context)
+
+
+def _records(source: DataSource) -> Iterator[tuple[Record, bool]]:
+    """The records of a source, and whether each is for training."""
+    fields = [getattr(source, name) for name in type(source).model_fields if name.startswith("field_")]
+    percent = 0.0 if source.validation_path is not None else source.held_out_percent
+    for path in (source.path, source.validation_path):
+        if path is None:
+            continue
+        for name, file in record_files(path).items():
+            for record in read_records(name, file, fields):
+                is_for_training = path == source.path and not is_held_out(record.name, percent)
+                yield record, is_for_training
+
+
+class _Conversations:
+    """Encodes conversations. The labels of the model's turns are counted: of what the template puts
+    in `{% generation %}`; without such blocks, of what follows the rendered messages before the turn.
+    """
+
+    def __init__(self, source: DataSource, encoder: Encoder) -> None:
+        self._source, self._encoder, self._template = source, encoder, encoder.template()
+        self._names = {name: role for role, names in source.roles.items() for name in names}
+
+    def __call__(self, records: Sequence[Record]) -> Iterator[tuple[Ids, Ids]]:
+        conversations = [self._messages(record) for record in records]
+        tools = [self._tools(record) for record in records]
+        texts: list[tuple[str, Spans]] = [("", ())] * len(records)
+        alone = [number for number, own in enumerate(tools) if own is not None]
+        together = [number for number, own in enumerate(tools) if own is None]
+        for group in (*([number] for number in alone), together):
+            rendered = self._render(
+                [records[n] for n in group],
+                [conversations[n] for n in group],
+                tools[group[0]] if group else None,
+            )
+            for number, each in zip(group, rendered):
+                texts[number] = each
+        yield from _with_masks(self._encoder, records, texts)
+
+    def _messages(self, record: Record) -> list[dict[str, Any]]:
+        value = record.value(self._source.field_messages)
+        if not isinstance(value, list) or not value or not all(isinstance(each, dict) for each in value):
+            rule = f"field {self._source.field_messages!r} must be a list of messages"
+            record.invalid(rule, shown(value, 40), "set field_messages, or repair the record")
+        return [self._message(record, message) for message in value]
+
+    def _message(self, record: Record, message: dict[str, Any]) -> dict[str, Any]:
+        """A message with the usual names of its role and content."""
+        names = {"role": "role", "content": "content", **self._source.message_property_mappings}
+        renamed = {
+            key: value for key, value in message.items() if value is not None or key == names["content"]
+        }
+        for ours, theirs in names.items():
+            if theirs != ours and theirs in renamed:
+                renamed[ours] = renamed.pop(theirs)
+        role = renamed.get("role")
+        if not isinstance(role, str):
+            keys = ", ".join(shown(key, 40) for key in list(message)[:6])
+            advice = "set message_property_mappings, for example { role = 'from', content = 'value' }"
+            record.invalid("a message must have a role", keys or "an empty message", advice)
+        renamed["role"] = self._names.get(role, role)
+        return renamed
+
+    def _tools(self, record: Record) -> list[dict[str, Any]] | None:
+        tools = record.fields.get(self._source.field_tools)
+        if not tools:
+            return None
+        if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+            record.invalid("tools must be a list of JSON schemas", shown(tools, 40), "set field_tools")
+        return tools
+
+    def _render(
+        self, records: Sequence[Record], conversations: Sequence[list[dict[str, Any]]], tools: Any
+    ) -> list[tuple[str, Spans]]:
+        """Texts and the places of what the model learns."""
+        whole = self._render_all(records, conversations, tools, False)
+        if self._source.train_on_inputs:
+            return [(each.text, [(0, len(each.text))]) for each in whole]
+        if self._template.has_generation(tools=bool(tools)):
+            spans: list[Spans] = [each.spans for each in whole]
+        else:
+            spans = self._spans_of_turns(records, conversations, tools, [each.text for each in whole])
+        last = slice(-1, None) if self._source.mask_history else slice(None)
+        return [(each.text, own[last]) for each, own in zip(whole, spans)]
+
+    def _spans_of_turns(
+        self,
+        records: Sequence[Record],
+        conversations: Sequence[list[dict[str, Any]]],
+        tools: Any,
+        texts: Sequence[str],
+    ) -> list[Spans]:
+        """The places of the assistant's turns, by rendering the messages before each turn, with the
+        tokens that introduce an answer, and those up to its end.
+        """
+        turns = [
+            (number, turn) for number, messages in enumerate(conversations) for turn in self._turns(messages)
+        ]
+        owners = [records[number] for number, _ in turns]
+        before = self._render_all(owners, [conversations[n][:t] for n, t in turns], tools, True)
+        after = self._render_all(owners, [conversations[n][: t + 1] for n, t in turns], tools, False)
+        spans: list[list[tuple[int, int]]] = [[] for _ in conversations]
+        for (number, turn), first, last in zip(turns, before, after):
+            text = texts[number]
+            end = len(text) if turn + 1 == len(conversations[number]) else _end_of_turn(last.text, text)
+            if not text.startswith(first.text) or end < len(first.text):
+                records[number].invalid(
+                    "the template must render a conversation as the beginning of the longer one, or mark answers with "
+                    "{% generation %}",
+                    f"another text for the messages before or up to number {turn + 1}",
+                    "put {% generation %} into chat_template.jinja, or set mask_history = true",
+                )
+            spans[number].append((len(first.text), end))
+        return list(spans)
+
+    def _turns(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        """The numbers of the messages that are learned."""
+        turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+        return turns[-1:] if self._source.mask_history else turns
+
+    def _render_all(
+        self,
+        records: Sequence[Record],
+        conversations: Sequence[Sequence[dict[str, Any]]],
+        tools: Any,
+        add_generation_prompt: bool,
+    ) -> list[RenderedChat]:
+        render = self._template.render_all
+        try:
+            rendered = render(conversations, tools=tools, add_generation_prompt=add_generation_prompt)
+        except ConfigError:  # a value that is not JSON: of the record that fails alone
+            rendered = []
+            for record, messages in zip(records, conversations):
+                try:
+                    rendered += render([messages], tools=tools, add_generation_prompt=add_generation_prompt)
+                except ConfigError as error:
+                    raise _in_record(error, record) from None
+        texts = []
+        for record, each in zip(records, rendered):
+            if isinstance(each, ConfigError):
+                raise _in_record(each, record)
+            texts.append(each)
+        return texts
+
+
+def _end_of_turn(beginning: str, text: str) -> int:
+    """Where a conversation's beginning ends in the text of the longer conversation; -1 if it is not its
+    beginning. Some templates put a mark after the last message only, which is not part of a turn.
+    """
+    if text.startswith(beginning):
+        return len(beginning)
+    common = next((i for i, (a, b) in enumerate(zip(beginning, text)) if a != b), len(text))
+    return common if text.endswith(beginning[common:]) else -1
+
+
+def _in_record(error: ConfigError, record: Record) -> ConfigError:
+    """An error of the template, with the record's place."""
+    return ConfigError(f"[train.data] {record.place}: {str(error).partition('] ')[2]}")
+
+
+class _Pairs:
+    """Encodes prompts with their completions, which are texts or lists of messages. The labels of
+    completions are counted. Texts are encoded as prompts are, with the tokens that the tokenizer puts
+    before a text, and the end id follows.
+    """
+
+    def __init__(self, source: DataSource, encoder: Encoder) -> None:
+        self._source, self._encoder = source, encoder
+        self._chat: _Conversations | None = None
+
+    def __call__(self, records: Sequence[Record]) -> Iterator[tuple[Ids, Ids]]:
+        source = self._source
+        texts: list[tuple[str, Spans]] = []
+        is_chat = isinstance(records[0].fields.get(source.field_completion), list)
+        for record in records:
+            if is_chat:
+                texts.append(self._conversation(record))
+                continue
+            prompt, completion = record.text(source.field_prompt), record.text(source.field_completion)
+            begin = 0 if source.train_on_inputs else len(prompt)
+            texts.append((prompt + completion, [(begin, len(prompt) + len(completion))]))
+        if is_chat:
+            yield from _with_masks(self._encoder, records, texts)
+            return
+        end = np.array([self._encoder.end], np.int32)
+        for ids, labels in _with_masks(self._encoder, records, texts, add_special_tokens=True):
+            rest = end[: int(not len(ids) or ids[-1] != end[0])]
+            yield np.concatenate([ids, rest]), np.concatenate([labels, rest])
+
+    def _conversation(self, record: Record) -> tuple[str, Spans]:
+        """The text of a pair of lists of messages, and the place of the completion."""
+        if self._chat is None:
+            self._chat = _Conversations(self._source, self._encoder)
+        source, chat = self._source, self._chat
+        parts = []
+        for field in (source.field_prompt, source.field_completion):
+            value = record.value(field)
+            if not isinstance(value, list) or not value or not all(isinstance(each, dict) for each in value):
+                rule = f"field {field!r} must be a list of messages, as in the records before"
+                record.invalid(rule, shown(value, 40), "repair the record")
+            parts.append([chat._message(record, message) for message in value])
+        prompt, completion = parts
+        tools = chat._tools(record)
+        (whole,) = chat._render_all([record], [prompt + completion], tools, False)
+        if source.train_on_inputs:
+            return whole.text, [(0, len(whole.text))]
+        (before,) = chat._render_all([record], [prompt], tools, True)
+        if not whole.text.startswith(before.text):
+            rule = "the template must render a prompt as the beginning of prompt and completion"
+            record.invalid(rule, "another text", "use type = 'chat' and a template with {% generation %}")
+        return whole.text, [(len(before.text), len(whole.text))]
+
+
+class _Pretokenized:
+    """Takes ids, and labels if there are any, as they are."""
+
+    def __init__(self, source: DataSource, encoder: Encoder) -> None:
+        self._source, self._vocab_size = source, encoder.vocab_size
+
+    def __call__(self, records: Sequence[Record]) -> Iterator[tuple[Ids, Ids]]:
+        for record in records:
+            ids = self._ids(record, self._source.field_input_ids)
+            labels = ids
+            if record.fields.get(self._source.field_labels) is not None:
+                labels = self._ids(record, self._source.field_labels, IGNORED)
+            if len(labels) != len(ids):
+                rule = f"{self._source.field_labels!r} must be as long as {self._source.field_input_ids!r}"
+                record.invalid(rule, f"{len(labels)} and {len(ids)}", "repair the record")
+            yield ids, labels
+
+    def _ids(self, record: Record, field: str, also: int = 0) -> Ids:
+        value = record.value(field)
+        try:
+            ids = np.asarray(value) if value != [] else np.empty(0, np.int32)
+        except (ValueError, OverflowError):  # lists of several lengths
+            ids = np.empty((0, 0))
+        if not isinstance(value, list) or ids.ndim != 1 or ids.dtype.kind not in "iu":
+            record.invalid(
+                f"field {field!r} must be a list of integers", shown(value, 40), "repair the record"
+            )
+        wrong = ids[(ids != also) & ((ids < 0) | (ids >= self._vocab_size))]
+        if wrong.size:
+            rule = f"ids of field {field!r} must lie in [0, {self._vocab_size - 1}]" + (
+                f" or be {IGNORED}" if also else ""
+            )
+            record.invalid(rule, str(wrong[0]), "use the tokenizer of the model")
+        return ids.astype(np.int32)
+
+
+_ENCODERS: Mapping[str, type[_Conversations] | type[_Pairs] | type[_Pretokenized]] = {
+    "chat": _Conversations,
+    "prompt_completion": _Pairs,
+    "pretokenized": _Pretokenized,
+}
+
+
+def _with_masks(
+    encoder: Encoder,
+    records: Sequence[Record],
+    texts: Sequence[tuple[str, Spans]],
+    *,
+    add_special_tokens: bool = False,
+) -> Iterator[tuple[Ids, Ids]]:
+    """Ids of texts, and labels that count the tokens which overlap a span of characters."""
+    encoded = _encode(encoder.tokenizer, records, [text for text, _ in texts], add_special_tokens)
+    for encoding, (_, spans) in zip(encoded, texts):
+        ids = np.array(encoding.ids, np.int32)
+        offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        is_counted = np.zeros(len(ids), bool)
+        for begin, end in spans:
+            is_counted |= (offsets[:, 1] > begin) & (offsets[:, 0] < end)
+        yield ids, np.where(is_counted, ids, np.int32(IGNORED)).astype(np.int32)
+
+
+def _encode(
+    tokenizer: Tokenizer, records: Sequence[Record], texts: Sequence[str], add_special_tokens: bool
+) -> Sequence[Encoding]:
+    for record, text in zip(records, texts):
+        record.checked(text)
+    try:
+        with refusals_of("tokenizers"):
+            encoded: Sequence[Encoding] = tokenizer.encode_batch(
+                list(texts), add_special_tokens=add_special_tokens
+            )
+            return encoded
+    except Unreadable as error:
+        raise ConfigError(
+            f"[train.data] texts must have tokens in tokenizer.json; got {error} in {records[0].place} to "
+            f"{records[-1].place}; check the tokenizer"
+        ) from None
