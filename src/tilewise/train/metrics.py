@@ -1,9 +1,10 @@
 """Metrics of a run: a file with one JSON line per step, and the loss curve as a picture.
 
 A line has `step`, `loss`, `grad_norm`, `learning_rate` and `seconds` since the run began. After an
-evaluation it also has `held_out_loss` and `held_out_perplexity`. A resumed run removes the lines
-from its first step on, so a file has each step once. A damaged file does not stop a run: the file
-is cut at its first wrong line, with a warning.
+evaluation it also has `held_out_loss` and `held_out_perplexity`. A run on pairs has `reward_margin`
+and `reward_accuracy` instead of perplexities. A resumed run removes the lines from its first step
+on, so a file has each step once. A damaged file does not stop a run: the file is cut at its first
+wrong line, with a warning.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 checkpoints. `run_training` runs the `PlannedRun` that it returns. After Ctrl-C, the current step
 finishes and a checkpoint is written. A second Ctrl-C ends the run at once. Only one run at a time
 writes to an output directory. It writes checkpoints/, metrics.jsonl, loss.png and model/, and, if
-the configuration says so, best/ and tensorboard/.
+the configuration says so, best/, tensorboard/ and reference_log_probs.json.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ __all__ = [
 ]
 
 _CHECKPOINTS, _METRICS, _CURVE, _MODEL = "checkpoints", "metrics.jsonl", "loss.png", "model"
-_BEST, _TENSORBOARD = "best", "tensorboard"
+_BEST, _TENSORBOARD, _REFERENCE = "best", "tensorboard", "reference_log_probs.json"
 _LARGEST_EXPONENT = 700.0  # of a perplexity that a double holds
 
 
@@ -110,8 +110,8 @@ class PlannedRun:
                 f"{_counted(workers, 'worker')} each), strategy {config.distribution.strategy}",
                 f"memory      {format_bytes(usage['total'])} per device, {format_bytes(need)} in all, of "
                 f"{format_bytes(available_memory())} available on this machine",
-                f"tokens      {up_to}{config.train.batch * config.data.context:,} per step "
-                f"({config.train.batch} x {config.data.context}), {_length(config)}",
+                f"tokens      {up_to}{config.num_sequences * config.data.context:,} per step "
+                f"({config.num_sequences} x {config.data.context}), {_length(config)}",
             )
         )
 
@@ -297,6 +297,8 @@ def _run_alone(run: PlannedRun, output: Path, console: Console, explain: bool) -
     if explain:
         _say(console, run.plan.explain())
     with Trainer(config, data, run.graph, run.plan) as trainer:
+        if run.config.data.is_preference:
+            trainer.prepare_reference(output / _REFERENCE, console, may_read=run.resume)
         first_step = _restore(trainer, output / _CHECKPOINTS, run.may_change, console) if run.resume else 0
         is_over = first_step == trainer.config.train.steps or trainer.is_stopped_early
         if is_over and (output / _MODEL / "config.json").is_file():
@@ -449,7 +451,8 @@ def train_steps(
                 )
                 reports.add(step=number, loss=None, seconds=seconds, learning_rate=rate, **held_out)
             else:
-                figures = {"grad_norm": result.grad_norm, "learning_rate": rate, **held_out}
+                figures = {"grad_norm": result.grad_norm, "learning_rate": rate}
+                figures |= {**trainer.rewards, **held_out}
                 reports.add(step=number, loss=result.loss, seconds=seconds, **figures)
             if budget is not None and (num_steps := budget.step_done(seconds)) is not None:
                 trainer.set_num_steps(num_steps)
@@ -483,8 +486,11 @@ def _evaluate(trainer: Trainer, num_steps: int, progress: StepProgress) -> dict[
     progress.evaluated(loss)
     if trainer.record_evaluation(num_steps, loss):
         _best_models(trainer.config).add(num_steps, trainer.save_model, trainer.saved_evaluation)
-    perplexity = exp(loss) if loss < _LARGEST_EXPONENT else inf  # NaN stays
-    figures = {"held_out_loss": loss, "held_out_perplexity": perplexity}
+    figures = {"held_out_loss": loss}
+    if trainer.config.data.is_preference:
+        figures |= {f"held_out_{name}": value for name, value in trainer.held_out_rewards.items()}
+    else:
+        figures["held_out_perplexity"] = exp(loss) if loss < _LARGEST_EXPONENT else inf  # NaN stays
     return {name: value for name, value in figures.items() if isfinite(value)}
 
 

@@ -20,6 +20,10 @@ _TAGS = {
     "learning_rate": "train/learning_rate",
     "held_out_loss": "eval/loss",
     "held_out_perplexity": "eval/perplexity",
+    "reward_margin": "train/rewards/margins",
+    "reward_accuracy": "train/rewards/accuracies",
+    "held_out_reward_margin": "eval/rewards/margins",
+    "held_out_reward_accuracy": "eval/rewards/accuracies",
 }
 
 

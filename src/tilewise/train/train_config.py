@@ -36,6 +36,7 @@ from tilewise.core.validation import nearest, shown
 from tilewise.files.reading import Unreadable, decode_text, first_problem, read_whole
 from tilewise.graph import Recomputation
 from tilewise.models import ModelConfig
+from tilewise.nn import PreferenceLoss
 from tilewise.plan.settings import MAX_ROWS_PER_TILE
 from tilewise.strategy import (
     DistributionStrategy,
@@ -66,6 +67,7 @@ __all__ = [
     "ABOUT_SHARDING",
     "DataSection",
     "DistributionSection",
+    "DpoSection",
     "ModelSection",
     "OptimizerSection",
     "OutputSection",
@@ -133,11 +135,12 @@ _MOST_DEFAULT_SPLITS = 8
 
 
 class TrainSection(_Section):
-    """`[train]`: length, batch and precision. One step processes `batch` sequences, on any number
-    of devices. `recompute` (a word, or patterns of names), `offload` (a word or several) and
-    `rows_per_tile` (a number) are as in `ComputeGraph.plan`. The held-out text is evaluated after
-    every `evaluate_every` steps, or only at the end if this is 0. `batch_splits` must divide
-    `batch`. Its default is the largest power of two up to 8 that divides `batch`.
+    """`[train]`: length, batch and precision. One step processes `batch` sequences, or pairs of
+    them if the data are pairs, on any number of devices. `recompute` (a word, or patterns of
+    names), `offload` (a word or several) and `rows_per_tile` (a number) are as in
+    `ComputeGraph.plan`. The held-out text is evaluated after every `evaluate_every` steps, or only
+    at the end if this is 0. `batch_splits` must divide `batch`. Its default is the largest power of
+    two up to 8 that divides `batch`.
 
     Attributes:
         epochs: length of the run as passes over the data, instead of `steps`. The number of steps is
@@ -429,6 +432,31 @@ _ANY_PASSES = (("0F0", "0B0"),)  # stand for those of a file that has not been r
 _F16 = ("f16", "fp16", "float16")  # names of a dtype that weights are stored in, but no model computes in
 
 
+class DpoSection(_Section):
+    """`[dpo]`: the loss of a run on pairs, whose data have `type = "preference"`.
+
+    Attributes:
+        beta, loss_type, label_smoothing: see `nn.PreferenceLoss`.
+    """
+
+    beta: float = Field(default=0.1, ge=1e-6, le=1e6)
+    loss_type: Literal["sigmoid", "hinge", "ipo"] = "sigmoid"
+    label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
+
+    @model_validator(mode="after")
+    def _loss_is_valid(self) -> DpoSection:
+        if self.label_smoothing and self.loss_type != "sigmoid":
+            raise _WrongValue(
+                f"dpo.label_smoothing needs loss_type = 'sigmoid', got {self.loss_type!r}", "remove it"
+            )
+        return self
+
+    @property
+    def loss(self) -> PreferenceLoss:
+        """The loss of a graph."""
+        return PreferenceLoss(self.beta, self.loss_type, self.label_smoothing)
+
+
 class OutputSection(_Section):
     """`[output]`: where checkpoints, metrics, the loss curve and the finished model are written.
 
@@ -468,6 +496,7 @@ class TrainConfig(_Section):
     data: DataSection = DataSection()
     train: TrainSection = TrainSection()
     optimizer: OptimizerSection = OptimizerSection()
+    dpo: DpoSection = DpoSection()
     distribution: DistributionSection = DistributionSection()
     output: OutputSection = OutputSection()
 
@@ -512,6 +541,19 @@ class TrainConfig(_Section):
             raise _WrongValue(rule, "set model.path to a model directory")
         return self
 
+    @model_validator(mode="after")
+    def _pairs_are_trained(self) -> TrainConfig:
+        if not self.data.is_preference and self.dpo != DpoSection():
+            raise _WrongValue("dpo needs data of type = 'preference'", "set data.type, or remove [dpo]")
+        if self.data.is_preference and self.model.path is None:
+            raise _WrongValue("data of type = 'preference' needs model.path", "start from a trained model")
+        return self
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences of a step: `train.batch`, or twice as many if the data are pairs."""
+        return self.train.batch * (2 if self.data.is_preference else 1)
+
     def what_must_match(self) -> dict[str, Any]:
         """The settings that determine the result, by section.
 
@@ -526,6 +568,7 @@ class TrainConfig(_Section):
                 "output": True,
                 "distribution": True,
                 "data": True,
+                **({} if self.data.is_preference else {"dpo": True}),
                 "train": {*_WITHOUT_EFFECT},
                 "optimizer": True,
             }

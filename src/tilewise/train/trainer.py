@@ -7,7 +7,8 @@ Trained weights are written as a Hugging Face directory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,14 +29,21 @@ from tilewise.checkpoint import (
     save_model_directory,
 )
 from tilewise.checkpoint.header import dtype_name
-from tilewise.core import LayoutError, NotFinite, TilewiseError, get_logger
+from tilewise.core import ConfigError, LayoutError, NotFinite, TilewiseError, get_logger
 from tilewise.core.dims import Dim
 from tilewise.core.progress import Progress
 from tilewise.core.tree import allowed_widths
-from tilewise.data import IGNORED
+from tilewise.data import IGNORED, PairBatches
 from tilewise.files.writing import writing
 from tilewise.train.evaluation import score_files
 from tilewise.train.held_out import every_window, with_evaluation
+from tilewise.train.preference import (
+    pair_figures,
+    pairs_digest,
+    read_reference,
+    reference_log_probs,
+    write_reference,
+)
 from tilewise.train.progress import track_work
 from tilewise.train.train_config import (
     TrainConfig,
@@ -77,7 +85,10 @@ def make_graph(config: TrainConfig, *, is_padded: bool) -> ComputeGraph:
     graph = ComputeGraph(model.model_type)
     context = config.data.context
     length = Dim("seq", 1, context) if is_padded else context
-    models.build_training_graph(graph, model, train.batch, length, train.dtype)
+    preference = config.dpo.loss if config.data.is_preference else None
+    models.build_training_graph(
+        graph, model, config.num_sequences, length, train.dtype, preference=preference
+    )
     return graph
 
 
@@ -182,6 +193,9 @@ class Trainer:
         changes: changes of the configuration since the run began. Checkpoints record them.
         evaluation: the best evaluation so far, and the count of early stopping. Checkpoints record
             it. None before the first evaluation, and if the run uses neither.
+        rewards: of a run on pairs, `reward_margin` and `reward_accuracy` of the last step, as means over
+            its pairs; only finite ones.
+        held_out_rewards: the same of the last evaluation.
         saved_evaluation: the same at the last checkpoint, which may still be written in the background.
 
     Raises:
@@ -195,6 +209,8 @@ class Trainer:
         self.changes: Sequence[ConfigChange] = ()
         self.evaluation: EvaluationRecord | None = None
         self.saved_evaluation: EvaluationRecord | None = None
+        self.rewards: dict[str, float] = {}
+        self.held_out_rewards: dict[str, float] = {}
         self._num_skipped = 0  # consecutive steps that were not finite
         self._writer = CheckpointWriter()
         model = make_model_config(config)
@@ -249,6 +265,7 @@ class Trainer:
             ResourceError: a checkpoint could not be written. Older checkpoints are kept, and no
                 step was done.
         """
+        self._require_reference()
         self._writer.check()
         is_last_chance = self._num_skipped + 1 >= MOST_SKIPPED
         on_nonfinite = "stop" if is_last_chance else self.config.train.on_nonfinite
@@ -256,7 +273,47 @@ class Trainer:
         result = self.instance.step(batch, lr=rate_of(self.config, number), on_nonfinite=on_nonfinite)
         self._num_skipped = self._num_skipped + 1 if result.is_skipped else 0
         self.num_tokens = int((batch["labels"] != IGNORED).sum())
+        if self.config.data.is_preference:
+            self.rewards = _finite_means(self._pair_figures(batch))
         return result
+
+    def _pair_figures(self, batch: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float64]]:
+        """Figures about the pairs of the batch that the instance computed last."""
+        return pair_figures(self.config.dpo.loss, batch, self.instance.get_tensor("log_probs"))
+
+    def prepare_reference(self, path: Path, console: Console, *, may_read: bool) -> None:
+        """Compute the log-probabilities that the reference model, which is the model before its first
+        step, gives the pairs. Runs on other data need none. Call this before the first step, and before
+        the state of a checkpoint is loaded.
+
+        Args:
+            path: file that keeps them.
+            console: shows progress.
+            may_read: read the file, if it belongs to the same data. The file of another run may be that
+                of another model.
+
+        Raises:
+            NotFinite: a log-probability is not finite.
+            ResourceError: the file cannot be written.
+        """
+        batches, held_out = self.data.batches, self.data.held_out
+        if not isinstance(batches, PairBatches):
+            return
+        digest = pairs_digest(batches, held_out)
+        num_held_out = 0 if held_out is None else held_out.num_windows
+        stored = read_reference(path, digest, batches.num_windows, num_held_out) if may_read else None
+        if stored is None:
+            values = []
+            for part in (batches, held_out):
+                values.append(np.empty((0, 2), np.float32))
+                if isinstance(part, PairBatches):
+                    with track_work(console, "reference log-probabilities") as progress:
+                        values[-1] = reference_log_probs(self.instance, part, progress.show)
+            stored = values[0], values[1]
+            write_reference(path, digest, *stored)
+        batches = replace(batches, reference=stored[0])
+        held_out = replace(held_out, reference=stored[1]) if isinstance(held_out, PairBatches) else None
+        self.data = replace(self.data, batches=batches, held_out=held_out)
 
     def set_num_steps(self, num_steps: int) -> None:
         """Change the number of steps of the whole run. This changes the learning rate from the next
@@ -290,13 +347,15 @@ class Trainer:
         return {**settings, "data": {**settings["data"], "tokens": self.data.digest}}
 
     def evaluate(self) -> float:
-        """The mean loss over all held-out data, in nats per predicted token.
+        """The mean loss over all held-out data, in nats per predicted token, or per pair.
 
         This runs the forward pass of the trainer's instance, so it needs no second copy of the
         weights. It changes neither weights nor optimizer states. Windows are formed as in training.
         """
         held_out = self.data.held_out
         assert held_out is not None  # read if the configuration evaluates
+        if isinstance(held_out, PairBatches):
+            return self._evaluate_pairs(held_out)
         nats, num_tokens = 0.0, 0
         for batch in every_window(held_out):
             counted = int((batch["labels"] != IGNORED).sum())
@@ -305,6 +364,28 @@ class Trainer:
                 nats += float(self.instance.get_tensor("loss").reshape(())) * counted
                 num_tokens += counted
         return nats / max(num_tokens, 1)
+
+    def _require_reference(self) -> None:
+        """Check that `prepare_reference` was called, if the data are pairs."""
+        if isinstance(self.data.batches, PairBatches) and self.data.batches.reference is None:
+            raise ConfigError(
+                "[train.step] a run on pairs needs the log-probabilities of its reference; got none; call "
+                "prepare_reference first"
+            )
+
+    def _evaluate_pairs(self, held_out: PairBatches) -> float:
+        self._require_reference()
+        count, size = held_out.num_windows, held_out.batch
+        parts: list[dict[str, NDArray[np.float64]]] = []
+        for first in range(0, count, size):
+            numbers = [min(first + i, count - 1) for i in range(size)]  # the last batch repeats the last pair
+            batch = held_out.batch_of(numbers)
+            self.instance.forward(**batch)
+            figures = self._pair_figures(batch)
+            parts.append({name: values[: count - first] for name, values in figures.items()})
+        whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        self.held_out_rewards = _finite_means(whole)
+        return float(whole["loss"].mean())
 
     @property
     def _is_watched(self) -> bool:
@@ -434,6 +515,12 @@ def finished_model(config: TrainConfig, tokenizer: Tokenizer, weights: StoredWei
     keys = [key for key in ("dtype", "torch_dtype") if key in content] or ["torch_dtype"]
     files = model_files({**content, **dict.fromkeys(keys, in_config)}, copy_from=config.model.path)
     return FinishedModel(files, dict.fromkeys(weights, in_weights))
+
+
+def _finite_means(figures: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
+    """Means of the figures about rewards that are finite."""
+    means = {name: float(values.mean()) for name, values in figures.items() if name != "loss"}
+    return {name: value for name, value in means.items() if np.isfinite(value)}
 
 
 def rate_of(config: TrainConfig, number: int) -> float:
