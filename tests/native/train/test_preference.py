@@ -1,80 +1,29 @@
 """Runs on pairs of a chosen and a rejected sequence: losses, the reference, meshes, resuming."""
 
-import json
 import math
 
 import numpy as np
 import pytest
 
-from native.train.small_run import MODEL, is_same, silent, weights
+from native.train.small_pairs import dpo_config, write_base_model, write_pairs
+from native.train.small_run import is_same, silent, weights
 from tilewise.core import ConfigError
-from tilewise.data import END_OF_TEXT, train_tokenizer
-from tilewise.models import config_from_dict
-from tilewise.train import (
-    TrainConfig,
-    Trainer,
-    make_plan,
-    plan_run,
-    prepare_data,
-    read_metrics,
-    run_training,
-)
+from tilewise.train import Trainer, make_plan, plan_run, prepare_data, read_metrics, run_training
 
 PAIRS = 24
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory, texts):
-    """A small model of random weights, and pairs of texts about it."""
-    import tilewise as tw
-    from tilewise import models
-    from tilewise.checkpoint import model_files, save_model_directory
-
-    directory = tmp_path_factory.mktemp("base")
-    words = [path.read_text() for path in sorted(texts.iterdir())]
-    tokenizer = train_tokenizer(words, MODEL["vocab_size"], special_tokens=(END_OF_TEXT,))
-    content = {
-        **MODEL,
-        "model_type": "llama",
-        "max_position_embeddings": 64,
-        "eos_token_id": 0,
-        "bos_token_id": 0,
-    }
-    config = config_from_dict(content)
-    graph = tw.ComputeGraph("base")
-    models.build_training_graph(graph, config, 1, 8, "f32")
-    with graph.instantiate(graph.plan()) as model:
-        model.initialize(seed=4, scale=0.1)
-        stored = list(models.stored_tensors(config, model.parameters()))
-        files = model_files({**config.to_dict(), "torch_dtype": "float32"}, tokenizer, {})
-        save_model_directory(directory / "model", files, stored)
+    """A small model of random weights, and pairs of ids."""
+    directory = write_base_model(tmp_path_factory.mktemp("base"), texts)
     rng = np.random.default_rng(0)
-    lines = []
-    for number in range(PAIRS):
+    pairs = []
+    for _ in range(PAIRS):
         prompt, chosen, rejected = (rng.integers(1, 300, rng.integers(2, 9)).tolist() for _ in range(3))
-        lines.append(json.dumps({"prompt": prompt, "chosen": chosen, "rejected": rejected}))
-    (directory / "pairs.jsonl").write_text("\n".join(lines) + "\n")
+        pairs.append({"prompt": prompt, "chosen": chosen, "rejected": rejected})
+    write_pairs(directory, pairs)
     return directory
-
-
-def dpo_config(base, directory, mesh=None, dpo=None, **train):
-    strategies = {(): "single", ("dp",): "ddp", ("fsdp",): "fsdp", ("tp",): "tensor_parallel"}
-    return TrainConfig.model_validate(
-        {
-            "model": {"path": str(base / "model")},
-            "data": {
-                "type": "preference",
-                "path": str(base / "pairs.jsonl"),
-                "context": 32,
-                "held_out_percent": 25.0,
-            },
-            "train": {"steps": 6, "batch": 4, "dtype": "f32", **train},
-            "optimizer": {"lr": 1e-3, "warmup_steps": 0, "schedule": "constant"},
-            "dpo": dpo or {},
-            "distribution": {"strategy": strategies.get(tuple(mesh or {}), "hybrid"), "mesh": mesh or {}},
-            "output": {"directory": str(directory), "checkpoint_every": 4},
-        }
-    )
 
 
 def run(config, resume=False):
