@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewise.core.dtypes import MAX_F32
+from tilewise.core.errors import ShapeError
 from tilewise.core.validation import Validator
 from tilewise.graph import GraphBuilder
 from tilewise.ir.graph import TensorNode
@@ -17,7 +18,7 @@ from tilewise.ir.kinds import Kind
 __all__ = ["LOSS_TYPES", "PreferenceLoss", "preference_loss"]
 
 LOSS_TYPES = ("sigmoid", "hinge", "ipo")
-_validate = Validator("nn")
+_validate, _validate_shape = Validator("nn"), Validator("nn", ShapeError)
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ def preference_loss(
     """
     batch, label = labels.shape[0], labels.spec.labels[0]
     if not isinstance(batch, int) or batch % 2:
-        _validate.invalid("preference_loss", "sequences must be pairs", f"{labels.spec}", "pass 2n sequences")
+        rule = "sequences must be pairs, of a fixed number"
+        _validate_shape.invalid("preference_loss", rule, f"{labels.spec}", "pass 2n sequences")
     with graph.all_or_nothing():
 
         def of_pairs(name: str, chosen: float, rejected: float) -> TensorNode:
