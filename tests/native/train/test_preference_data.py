@@ -12,7 +12,8 @@ from tilewise.data import IGNORED, Batches, ExampleList, PairBatches, PairedExam
 from tilewise.train import load_config, prepare_data
 from tilewise.train.training_data import describe_source
 
-TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+TURNS = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}"
+TEMPLATE = TURNS + "{% if add_generation_prompt %}a:{% endif %}"
 
 
 @pytest.fixture(scope="module")
