@@ -23,7 +23,7 @@ import safetensors.numpy
 from ml_dtypes import bfloat16
 
 import tilewise as tw
-from fuzz import body_readers, group_readers, quantised_readers, text_readers
+from fuzz import body_readers, data_readers, group_readers, quantised_readers, text_readers
 from fuzz.gguf_readers import mutate_gguf, read_gguf, read_gguf_metadata, valid_gguf, valid_gguf_metadata
 from fuzz.graph_readers import graphs, mutate_graph, read_graph_file
 from fuzz.mutate import Mutation, mutate, mutate_json, mutate_plan, mutate_safetensors
@@ -498,6 +498,14 @@ READERS = {
     "messages": Reader(group_readers.read_messages, cache(group_readers.valid_messages), 5000),
     "frames": Reader(group_readers.read_frames, cache(group_readers.valid_frames), 50_000),
     "texts": Reader(read_texts, cache(_texts), 450),
+    "JSON lines": Reader(data_readers.read_lines, cache(data_readers.valid_lines), 1000, mutate_json),
+    "compressed lines": Reader(data_readers.read_archive, cache(data_readers.valid_archives), 1000),
+    "parquet": Reader(data_readers.read_parquet, cache(data_readers.valid_tables), 500),
+    "conversations": Reader(
+        data_readers.read_conversations, cache(data_readers.valid_conversations), 300, mutate_json
+    ),
+    "pairs": Reader(data_readers.read_pairs, cache(data_readers.valid_pairs), 300, mutate_json),
+    "pre-tokenized ids": Reader(data_readers.read_ids, cache(data_readers.valid_ids), 300, mutate_json),
 }
 
 

@@ -52,9 +52,13 @@ class Batches:
     weights: Sequence[float] | None = None
     width: int | None = None
     padding: int = 0
-    _orders: dict[tuple[int, int], NDArray[np.int64]] = field(default_factory=dict, repr=False, compare=False)
-    _choices: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False, compare=False)
-    _totals: list[NDArray[np.int64]] = field(default_factory=list, repr=False, compare=False)
+    _orders: dict[tuple[int, int], NDArray[np.int64]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _choices: dict[int, NDArray[np.int64]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _totals: list[NDArray[np.int64]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, low in (("batch", 1), ("seed", 0), ("padding", 0)):

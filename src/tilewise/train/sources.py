@@ -327,6 +327,7 @@ class _Conversations:
     def __init__(self, source: DataSource, encoder: Encoder) -> None:
         self._source, self._encoder, self._template = source, encoder, encoder.template()
         self._names = {name: role for role, names in source.roles.items() for name in names}
+        self._added = [token.content for token in encoder.tokenizer.get_added_tokens_decoder().values()]
 
     def __call__(self, records: Sequence[Record]) -> Iterator[tuple[Ids, Ids]]:
         conversations = [self._messages(record) for record in records]
@@ -409,7 +410,8 @@ class _Conversations:
         spans: list[list[tuple[int, int]]] = [[] for _ in conversations]
         for (number, turn), first, last in zip(turns, before, after):
             text = texts[number]
-            end = len(text) if turn + 1 == len(conversations[number]) else _end_of_turn(last.text, text)
+            is_last = turn + 1 == len(conversations[number])
+            end = len(text) if is_last else _end_of_turn(last.text, text, self._added)
             if not text.startswith(first.text) or end < len(first.text):
                 records[number].invalid(
                     "the template must render a conversation as the beginning of the longer one, or mark answers with "
@@ -450,14 +452,23 @@ class _Conversations:
         return texts
 
 
-def _end_of_turn(beginning: str, text: str) -> int:
+def _end_of_turn(beginning: str, text: str, added: Sequence[str]) -> int:
     """Where a conversation's beginning ends in the text of the longer conversation; -1 if it is not its
-    beginning. Some templates put a mark after the last message only, which is not part of a turn.
+    beginning. Some templates put a mark after the last message only, which is not part of a turn. The
+    mark may begin as the next message does, but no added token is divided.
     """
     if text.startswith(beginning):
         return len(beginning)
     common = next((i for i, (a, b) in enumerate(zip(beginning, text)) if a != b), len(text))
-    return common if text.endswith(beginning[common:]) else -1
+    if not text.endswith(beginning[common:]):
+        return -1
+    divided = (
+        begin
+        for token in added
+        for begin in range(max(0, common - len(token) + 1), common)
+        if text.startswith(token, begin)
+    )
+    return min(divided, default=common)
 
 
 def _in_record(error: ConfigError, record: Record) -> ConfigError:

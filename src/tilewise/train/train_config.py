@@ -702,7 +702,7 @@ def check_config(content: Mapping[str, Any], where: str) -> TrainConfig:
 def _place_of_source(text: str, data: object) -> str:
     """An error with the name of a source as in the file: `data` for a table, `data[0]` in a list."""
     is_table = isinstance(data, Mapping) and "sources" not in data
-    return re.sub(r"\bdata\.sources(?:\.(\d+))?\b", "data" if is_table else r"data[\1]", text)
+    return re.sub(r"\bdata\.sources\.(\d+)\b", "data" if is_table else r"data[\1]", text)
 
 
 def _advice(error: ErrorDetails) -> str:

@@ -19,6 +19,7 @@ from tilewise.data import (
     Batches,
     Corpus,
     MaskedBatches,
+    PackedExamples,
     PairBatches,
     Sequences,
     special_id,
@@ -162,6 +163,8 @@ def describe_source(source: PreparedSource) -> str:
         "without a counted label and dropped": counts.unlabelled,
     }
     words = "".join(f", {number:,} {what}" for what, number in rest.items() if number)
+    if isinstance(source.train, PackedExamples):
+        words += "; packed: attention reaches the earlier examples of a sequence"
     return (
         f"{source.source.path}: {counts.examples:,} {noun}s in {len(source.train):,} sequences, {counts.tokens:,} "
         f"tokens, {counts.counted:,} labels counted{words}"
