@@ -155,9 +155,11 @@ def _record_call(
     draft = graph.draft
     template = draft.templates[layer.key]
     arguments = [t.id for t in operands]
-    for kind, family, formal in layer.declared:
+    for kind, family, formal, is_frozen in layer.declared:
         if family is not None:
             arguments.append(draft.declare_renamed(kind, family.member(path)).id)
+            if is_frozen:
+                draft.freeze_parameter(arguments[-1])
             continue
         # all calls share a constant, so it belongs to the calling graph
         name = f"{template.graph.name}{layer.number}.{template.graph.spec(formal).name}"
@@ -179,9 +181,11 @@ def _record_call(
 
 def _declared(template: Template, num_operands: int) -> Iterator[Declared]:
     """What every use of a layer declares, after its operands."""
+    frozen = {*template.graph.frozen}
     for i in template.arguments[num_operands:]:
         t = template.graph.tensors[i]
-        yield t.kind, None if t.kind == "constant" else t.spec.named("", f".{t.spec.name}"), i
+        family = None if t.kind == "constant" else t.spec.named("", f".{t.spec.name}")
+        yield t.kind, family, i, i in frozen
 
 
 def call_outlined(

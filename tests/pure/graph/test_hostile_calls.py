@@ -56,6 +56,7 @@ CALLS = {
     "output": lambda g, t: (g.output, [t["x"], "out"], {}),
     "positions": lambda g, t: (g.positions, [t["grid"]], {}),
     "constrain": lambda g, t: (g.constrain, [t["x"], ("dp", None)], {}),
+    "freeze_parameters": lambda g, t: (g.freeze_parameters, ["*weight"], {}),
     "prefer_k_splits": lambda g, t: (g.prefer_k_splits, [12], {}),
     "op": lambda g, t: (g.op, ["scale", [t["x"]]], {"factor": 2.0}),
     "add": lambda g, t: (g.add, [t["x"], t["x"]], {}),
