@@ -160,7 +160,9 @@ class GraphDraft:
         """A `with` block whose declarations and ops are removed if it raises."""
         with self._turn.of("all_or_nothing"):
             tensors, ops = len(self.tensors), len(self.ops)
-            grown = [(d, len(d)) for d in (self.outputs, self.templates, self.frozen)]  # entries are only added
+            grown = [
+                (d, len(d)) for d in (self.outputs, self.templates, self.frozen)
+            ]  # entries are only added
             loss_id, layers, hints = self.loss_id, len(self.layers), len(self._hints_before)
             try:
                 yield

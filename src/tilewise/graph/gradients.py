@@ -76,6 +76,9 @@ class _Tape:
     def op(self, op: Op) -> list[int]:
         return self.append(self.checked(op))
 
+    def spec(self, tensor: int) -> TensorSpec:
+        return self.draft.tensors[tensor].spec
+
     def later(self, op: Op) -> Later:
         return Later(self.checked(op))
 
@@ -487,9 +490,7 @@ def differentiate(graph: Graph, loss: int, pool: WorkerPool | None = None) -> Di
     )
     builder.draft.constant_values[one.id] = np.ones(1, np.float32)
     tape.collect(loss, one.id)
-    _run_backward(
-        [op for op in graph.ops if not with_gradient.isdisjoint(op.outputs)], tape, on_call
-    )
+    _run_backward([op for op in graph.ops if not with_gradient.isdisjoint(op.outputs)], tape, on_call)
     for t in graph.of_kind("input"):
         if tape.has_terms(t.id):
             tape.total(t.id)
