@@ -9,6 +9,7 @@ configuration, the strategy with its mesh, and the optimizer from the sections; 
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import sys
@@ -48,6 +49,7 @@ from tilewise.strategy import (
     microbatches_for,
     read_actions,
 )
+from tilewise.train.lora_section import LoraSection
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -171,8 +173,9 @@ class TrainSection(_Section):
     """`[train]`: length, batch and precision. One step processes `batch` sequences, on any number
     of devices. `recompute` (a word, or patterns of names), `offload` (a word or several) and
     `rows_per_tile` (a number) are as in `ComputeGraph.plan`. The held-out text is evaluated after
-    every `evaluate_every` steps, or only at the end if this is 0. `batch_splits` must divide
-    `batch`. Its default is the largest power of two up to 8 that divides `batch`.
+    every `evaluate_every` steps, or only at the end if this is 0. `freeze` has patterns of
+    parameters that are not trained. `batch_splits` must divide `batch`. Its default is the largest
+    power of two up to 8 that divides `batch`.
     """
 
     steps: int = Field(default=500, ge=1, le=10**9)
@@ -186,6 +189,13 @@ class TrainSection(_Section):
     on_nonfinite: Literal["stop", "skip"] = "stop"
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
     evaluate_every: int = Field(default=0, ge=0, le=10**9)
+    freeze: tuple[str, ...] = ()
+
+    @field_validator("freeze", mode="before")
+    @classmethod
+    def _patterns(cls, value: object) -> object:
+        """Converts TOML's lists to tuples."""
+        return tuple(value) if isinstance(value, list) else value
 
     @model_validator(mode="before")
     @classmethod
@@ -415,6 +425,17 @@ class TrainConfig(_Section):
     optimizer: OptimizerSection = OptimizerSection()
     distribution: DistributionSection = DistributionSection()
     output: OutputSection = OutputSection()
+    lora: LoraSection | None = None
+
+    @model_validator(mode="after")
+    def _has_a_base(self) -> TrainConfig:
+        name = "lora" if self.lora is not None else "train.freeze" if self.train.freeze else ""
+        if name and self.model.path is None:
+            rule = f"{name} needs model.path, because frozen weights are not written to checkpoints"
+            raise _WrongValue(rule, "set model.path to the model that is tuned")
+        if self.lora is not None and self.train.freeze:
+            raise _WrongValue("lora freezes all weights of the model already", "remove train.freeze")
+        return self
 
     @model_validator(mode="after")
     def _microbatches_of_pipeline(self) -> TrainConfig:
@@ -447,8 +468,9 @@ class TrainConfig(_Section):
 
         Settings that do not change the result are omitted (output, distribution, accumulation,
         recomputation, offloading, tile size, evaluation). The data's path is omitted, because the
-        data is compared by content. `optimizer.name` and `optimizer.schedule` are omitted at their
-        defaults, because checkpoints that are older than these keys do not have them.
+        data is compared by content. `optimizer.name`, `optimizer.schedule`, `train.freeze` and `lora`
+        are omitted at their defaults, because checkpoints that are older than these keys do not have
+        them.
         """
         sections = self.model_dump(
             exclude={
@@ -458,8 +480,14 @@ class TrainConfig(_Section):
                 "data": {"path"},
                 "train": {"accumulation", "recompute", "offload", "rows_per_tile", "evaluate_every"},
                 "optimizer": True,
+                "lora": True,
             }
         )
+        freeze = sections["train"].pop("freeze")
+        if freeze:
+            sections["train"]["freeze"] = [*freeze]
+        if self.lora is not None:
+            sections["lora"] = json.loads(json.dumps(self.lora.settings()))
         section, optimizer = self.optimizer, make_optimizer(self)
         settings = section.model_dump(include={"lr", "warmup_steps", "min_lr_ratio"})
         settings |= section.model_dump(include={"name", "schedule"}, exclude_defaults=True)
@@ -590,7 +618,7 @@ def _nearest_key(section: str, key: str | None = None) -> str | None:
         section: section of the unknown key, or the unknown name at the top of the file.
         key: None for an unknown name at the top of the file.
     """
-    keys_of_section = {name: [*type(value).model_fields] for name, value in TrainConfig()}
+    keys_of_section = {name: [*section.model_fields] for name, section in _sections().items()}
     if key is None:
         if near := nearest(section, keys_of_section):
             return f"[{near}]"
@@ -606,8 +634,13 @@ def _nearest_key(section: str, key: str | None = None) -> str | None:
 def _place_of_key(key: str) -> str | None:
     """The name `section.key` of a key in any section; None for an unknown one."""
     return next(
-        (f"{name}.{key}" for name, section in TrainConfig() if key in type(section).model_fields), None
+        (f"{name}.{key}" for name, section in _sections().items() if key in section.model_fields), None
     )
+
+
+def _sections() -> Mapping[str, type[BaseModel]]:
+    """The class of every section, by name."""
+    return {name: type(value) for name, value in TrainConfig(lora=None)} | {"lora": LoraSection}
 
 
 _MISSPELLED = 0.87  # similarity above which a key of [model] is a misspelled one; real keys are less similar
@@ -742,6 +775,9 @@ def _with_paths_from(config: TrainConfig, directory: Path) -> TrainConfig:
     if config.model.path is not None:
         model = config.model.model_copy(update={"path": str(directory / config.model.path)})
         config = config.model_copy(update={"model": model})
+    if config.lora is not None and config.lora.path is not None:
+        lora = config.lora.model_copy(update={"path": str(directory / config.lora.path)})
+        config = config.model_copy(update={"lora": lora})
     if config.distribution.schedule_file is not None:
         path = str(directory / config.distribution.schedule_file)
         distribution = config.distribution.model_copy(update={"schedule_file": path})

@@ -1,0 +1,80 @@
+"""`[lora]` of a training configuration: the adapters that are trained instead of the model's weights."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    field_validator,
+    model_validator,
+)
+
+from tilewise.checkpoint.adapters import LoraConfig
+from tilewise.core import ConfigError
+
+__all__ = ["LoraSection"]
+
+
+def _named(path: str) -> str:
+    if not path or "\0" in path:
+        raise ValueError("must be a path")
+    return path
+
+
+class LoraSection(BaseModel):
+    """`[lora]`: adapters as PEFT's `LoraConfig` describes them. The section exists only in runs that train
+    adapters; without keys it has PEFT's defaults.
+
+    Attributes:
+        path: an adapter to continue with; it determines all other keys but `dropout`.
+        r, alpha, dropout, target_modules, exclude_modules, rank_pattern, alpha_pattern, use_rslora,
+            modules_to_save, init: see `LoraConfig`.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+    path: Annotated[InstanceOf[str], AfterValidator(_named)] | None = None
+    r: int = Field(default=8, ge=1)
+    alpha: float = Field(default=8.0, ge=0)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    target_modules: str | tuple[str, ...] | None = None
+    exclude_modules: str | tuple[str, ...] | None = None
+    rank_pattern: dict[str, int] = Field(default_factory=dict)
+    alpha_pattern: dict[str, float] = Field(default_factory=dict)
+    use_rslora: bool = False
+    modules_to_save: tuple[str, ...] = ()
+    init: bool | str = True
+
+    @field_validator("target_modules", "exclude_modules", "modules_to_save", mode="before")
+    @classmethod
+    def _tuples(cls, value: object) -> object:
+        """Converts TOML's lists to tuples."""
+        return tuple(value) if isinstance(value, list) else value
+
+    @model_validator(mode="after")
+    def _is_valid(self) -> LoraSection:
+        if self.path is not None and self.model_fields_set - {"path", "dropout"}:
+            other = min(self.model_fields_set - {"path", "dropout"})
+            raise ValueError(f"lora.path determines the other keys, got {other} too")
+        try:
+            self.lora_config()
+        except ConfigError as error:
+            raise ValueError(f"lora.{str(error).partition('] ')[2]}") from None
+        return self
+
+    def lora_config(self) -> LoraConfig:
+        """The adapters' settings, for a section without `path`.
+
+        Raises:
+            ConfigError: a setting is invalid.
+        """
+        return LoraConfig(**self.settings())
+
+    def settings(self) -> dict[str, Any]:
+        """The keys that determine the result, by name."""
+        return self.model_dump(exclude={"path"})
