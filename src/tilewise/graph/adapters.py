@@ -31,6 +31,8 @@ class Adapter:
             [0, 1).
         shared: the name of the a that this adapter shares with others, if a file has their weights
             as one tensor: queries, keys and values of GPT-2. Empty: an a of its own.
+        is_gated: whether `x aᵀ` is multiplied by a tensor of `GraphBuilder.gates`, which has r factors per
+            row. Adapters of several requests can so be one: each row uses its own part of r.
 
     Raises:
         ShapeError: a value is out of range.
@@ -40,6 +42,7 @@ class Adapter:
     scale: float = 1.0
     dropout: float = 0.0
     shared: str = ""
+    is_gated: bool = False
 
     def __post_init__(self) -> None:
         _validate.integer("Adapter", "rank", self.rank, 1, MAX_SIZE)

@@ -41,6 +41,10 @@ class GraphBuilder(ComposedMethods):
             A weight that is not listed is stored in its dtype.
         adapters: low-rank adapters (`Adapter`) of weights of `nn.linear`, by the weights' full names.
 
+    Attributes:
+        gates: factors of gated adapters, `[rows, rank]`, one tensor for each number of rows. The author of a
+            layer sets them before its first product.
+
     Shapes: sizes are `int` or `Dim`; row-major, last dim fastest. Every call raises ShapeError if
     its operands do not fit, have the wrong type, or belong to another graph. The message contains
     the operands' shapes. Only one thread at a time may use a builder; `ParallelGraphBuilder`
@@ -61,6 +65,7 @@ class GraphBuilder(ComposedMethods):
         self.k_splits = _validate.integer("GraphBuilder", "k_splits", k_splits, 1, MAX_COUNT)
         self.formats = dict(formats or {})
         self.adapters = check_adapters({} if adapters is None else adapters)
+        self.gates: tuple[TensorNode, ...] = ()
         self.draft = GraphDraft(self)
 
     def prefer_k_splits(self, number: int) -> None:

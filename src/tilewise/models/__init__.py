@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tilewise.models.decoder.model import BLOCK_SIZE
     from tilewise.models.layout import FileLayout
-    from tilewise.models.lora import LoadedAdapter, LoraLayout, load_adapter, lora_layout, merged_weights
+    from tilewise.models.lora import (
+        LoadedAdapter,
+        LoraLayout,
+        StackedAdapters,
+        load_adapter,
+        lora_layout,
+        merged_weights,
+        stack_adapters,
+    )
     from tilewise.models.model_config import ModelConfig, config_content
     from tilewise.models.parallel import ParallelModelBuilder
     from tilewise.models.parts import LayerUse, ModelParts
@@ -50,6 +58,8 @@ _MODULES = {
     "load_adapter": "tilewise.models.lora",
     "lora_layout": "tilewise.models.lora",
     "merged_weights": "tilewise.models.lora",
+    "StackedAdapters": "tilewise.models.lora",
+    "stack_adapters": "tilewise.models.lora",
     "ParallelModelBuilder": "tilewise.models.parallel",
     "LayerUse": "tilewise.models.parts",
     "ModelParts": "tilewise.models.parts",
@@ -84,6 +94,7 @@ __all__ = [
     "ModelConfig",
     "ModelParts",
     "ParallelModelBuilder",
+    "StackedAdapters",
     "build_decoding_graph",
     "build_encoding_graph",
     "build_training_graph",
@@ -102,6 +113,7 @@ __all__ = [
     "open",
     "open_weights",
     "parameter_shapes",
+    "stack_adapters",
     "stored_tensors",
     "with_quantization",
 ]

@@ -7,8 +7,8 @@ values of GPT-2), these share its a, and its b is theirs one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from math import sqrt
 from pathlib import Path
@@ -27,12 +27,22 @@ from tilewise.core.log import warn_once
 from tilewise.core.validation import Validator, shown
 from tilewise.graph import Adapter
 from tilewise.graph.adapters import LORA_A, LORA_B
+from tilewise.ir.graph import PANEL_ROWS
+from tilewise.models.decoder.model import GATES
 from tilewise.models.decoder.weights import HEAD
 from tilewise.models.model_config import ModelConfig
 from tilewise.models.registry import file_layout, is_encoder, parameter_shapes
 from tilewise.nn import GraphBuilder
 
-__all__ = ["LoadedAdapter", "LoraLayout", "load_adapter", "lora_layout", "merged_weights"]
+__all__ = [
+    "LoadedAdapter",
+    "LoraLayout",
+    "StackedAdapters",
+    "load_adapter",
+    "lora_layout",
+    "merged_weights",
+    "stack_adapters",
+]
 
 _validate = Validator("lora")
 _EMBEDDINGS = "embed_"  # begins the names of tables, which are no products
@@ -46,7 +56,8 @@ class LoraLayout:
     Attributes:
         config: their settings.
         adapters: by the names of the weights in the graph, for `ComputeGraph(adapters=...)`.
-        modules: the modules that have adapters, by their names in files, in order.
+        modules: the modules that have adapters: the last parts of their names in files if these select
+            the same modules, otherwise their names, in order.
         base: the names of all parameters of the model itself.
         saved: those of them that are trained, and saved with the adapters.
         table: the tensors of a PEFT file, and the parameters in them.
@@ -157,7 +168,7 @@ def lora_layout(config: ModelConfig, lora: LoraConfig) -> LoraLayout:
     return LoraLayout(
         lora,
         adapters,
-        tuple(targets),
+        _shortest(lora, linears, defaults, targets),
         tuple(shapes),
         tuple(name for tensor in saved for name, _ in tensor.parameters),
         tuple(table),
@@ -165,6 +176,16 @@ def lora_layout(config: ModelConfig, lora: LoraConfig) -> LoraLayout:
         any(tensor.is_transposed for tensor in targets.values()),
         "FEATURE_EXTRACTION" if is_encoder(config) else "CAUSAL_LM",
     )
+
+
+def _shortest(
+    lora: LoraConfig, linears: Iterable[str], defaults: Sequence[str], targets: Iterable[str]
+) -> tuple[str, ...]:
+    """The last parts of the targets' names, as people write them, if they select the same modules."""
+    names = [*targets]
+    ends = tuple(dict.fromkeys(name.rpartition(".")[2] for name in names))
+    short = replace(lora, target_modules=ends)
+    return ends if [m for m in linears if short.is_target(m, defaults)] == names else tuple(names)
 
 
 def _module_of(tensor: StoredTensor) -> str:
@@ -255,6 +276,80 @@ def merged_weights(weights: Mapping[str, Tensor], adapter: LoadedAdapter) -> dic
         w = weights[name]
         merged[name] = LazyTensor(tuple(w.shape), w.dtype, partial(_merged, name, w, own, adapter.weights))
     return merged | {name: adapter.weights[name] for name in adapter.layout.saved}
+
+
+@dataclass(frozen=True)
+class StackedAdapters:
+    """Several adapters of a model as one, whose gates select a part of it for each row.
+
+    A row's result does not depend on other adapters: their parts are multiplied by zero, and begin at
+    multiples of 32, so that sums have the same order.
+
+    Attributes:
+        adapters: by the names of the weights in the graph, for `ComputeGraph(adapters=...)`.
+        weights: their parameters and the gates, by name in the graph; computed when they are read.
+        gates: the shape of the gates.
+    """
+
+    adapters: Mapping[str, Adapter]
+    weights: Mapping[str, LazyTensor]
+    gates: tuple[int, int]
+
+
+def stack_adapters(adapters: Mapping[str, LoadedAdapter]) -> StackedAdapters:
+    """Several adapters as one. Adapter i of the mapping, from 1 on, has the gates of row i.
+
+    Args:
+        adapters: of one model, by name; at least one.
+
+    Raises:
+        ConfigError: an adapter has modules that are trained as a whole.
+    """
+    for name, adapter in adapters.items():
+        if adapter.layout.saved:
+            rule, advice = (
+                "an adapter that is served must have low-rank adapters alone",
+                "merge it into the model",
+            )
+            _validate.invalid("stack", rule, f"{name!r} with {adapter.layout.saved[0]!r}", advice)
+    loaded = [*adapters.values()]
+    ranks = [own.rank for adapter in loaded for own in adapter.layout.adapters.values()]
+    width = -(-max(ranks) // PANEL_ROWS) * PANEL_ROWS
+    whole = Adapter(width * len(loaded), is_gated=True)
+    shapes: dict[str, tuple[int, int]] = {}  # of weights: rows and columns
+    for adapter in loaded:
+        for name, own in adapter.layout.adapters.items():
+            a, b = own.names(name)
+            shapes[name] = adapter.layout.shapes[b][0], adapter.layout.shapes[a][1]
+    weights = {}
+    for name, (rows, columns) in shapes.items():
+        a, b = whole.names(name)
+        for is_b, own_name, shape in ((False, a, (whole.rank, columns)), (True, b, (rows, whole.rank))):
+            fetch = partial(_stacked, loaded, name, width, shape, is_b)
+            weights[own_name] = LazyTensor(shape, np.dtype(np.float32), fetch)
+    gates = np.zeros((len(loaded) + 1, whole.rank), np.float32)
+    for number in range(len(loaded)):
+        gates[number + 1, number * width : (number + 1) * width] = 1.0
+    weights[GATES] = LazyTensor(gates.shape, gates.dtype, lambda: gates)
+    return StackedAdapters(dict.fromkeys(shapes, whole), weights, gates.shape)
+
+
+def _stacked(
+    adapters: Sequence[LoadedAdapter], name: str, width: int, shape: tuple[int, int], is_b: bool
+) -> NDArray[np.float32]:
+    """The a of several adapters as rows, or their b with its scale as columns."""
+    whole = np.zeros(shape, np.float32)
+    for number, adapter in enumerate(adapters):
+        own = adapter.layout.adapters.get(name)
+        if own is None:
+            continue
+        first, (a, b) = number * width, own.names(name)
+        part = slice(first, first + own.rank)
+        if is_b:
+            whole[:, part] = read_array(adapter.weights[b]).astype(np.float32) * np.float32(own.scale)
+        else:
+            whole[part] = read_array(adapter.weights[a])
+    return whole
 
 
 def _merged(name: str, w: Tensor, adapter: Adapter, weights: Mapping[str, Tensor]) -> NDArray[Any]:

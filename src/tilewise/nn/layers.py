@@ -60,20 +60,19 @@ def linear(
             labels=[out_label, in_label],
             init_scale=init_scale,
         )
-        y = graph.matmul(x, weight, trans_b=True)
-        if bias:
-            vector = graph.parameter(
-                [out_features], x.spec.dtype, name=_bias_of("linear", name), labels=[out_label], init="zeros"
-            )
-            y = graph.add_bias(y, vector)
         adapter = graph.adapters.get(name)
-        return y if adapter is None else _with_adapter(graph, y, x, weight, adapter)
+        added = None if adapter is None else _of_adapter(graph, x, weight, adapter)
+        if not bias:
+            return graph.matmul(x, weight, trans_b=True, residual=added)
+        vector = graph.parameter(
+            [out_features], x.spec.dtype, name=_bias_of("linear", name), labels=[out_label], init="zeros"
+        )
+        y = graph.add_bias(graph.matmul(x, weight, trans_b=True), vector)
+        return y if added is None else graph.add(added, y)
 
 
-def _with_adapter(
-    graph: GraphBuilder, y: TensorNode, x: TensorNode, weight: TensorNode, adapter: Adapter
-) -> TensorNode:
-    """`y + scale * (x aᵀ) bᵀ`. a has the label of the weight's input dim and b that of its output dim, so
+def _of_adapter(graph: GraphBuilder, x: TensorNode, weight: TensorNode, adapter: Adapter) -> TensorNode:
+    """`scale * (x aᵀ) bᵀ`. a has the label of the weight's input dim and b that of its output dim, so
     devices that share the weight share them too.
     """
     out_label, in_label = weight.spec.labels
@@ -83,11 +82,22 @@ def _with_adapter(
         graph.parameter(a_shape, x.spec.dtype, name=a_name, labels=[None, in_label])
     a = graph.find(a_name)
     low = graph.matmul(_dropped(graph, x, a, adapter), a, trans_b=True)
+    if adapter.is_gated:
+        low = graph.mul(low, _gate_of(graph, x, weight.spec.name))
     if adapter.scale != 1.0:
         low = graph.scale(low, adapter.scale)
     b_shape = [weight.shape[0], adapter.rank]
     b = graph.parameter(b_shape, x.spec.dtype, name=b_name, labels=[out_label, None], init="zeros")
-    return graph.matmul(low, b, trans_b=True, residual=y)
+    return graph.matmul(low, b, trans_b=True)
+
+
+def _gate_of(graph: GraphBuilder, x: TensorNode, name: str) -> TensorNode:
+    """The gates of the rows of x."""
+    gate = next((gate for gate in graph.gates if gate.shape[:-1] == x.shape[:-1]), None)
+    if gate is None:
+        rule, advice = "a gated adapter needs gates for the rows of x", "set graph.gates before the product"
+        _validate.invalid("linear", rule, f"none for {x.spec} of {name!r}", advice)
+    return gate
 
 
 def _dropped(graph: GraphBuilder, x: TensorNode, a: TensorNode, adapter: Adapter) -> TensorNode:

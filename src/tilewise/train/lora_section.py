@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from typing import Annotated, Any
 
 from pydantic import (
@@ -14,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from tilewise.checkpoint.adapters import LoraConfig
+from tilewise.checkpoint.adapters import LoraConfig, open_adapter
 from tilewise.core import ConfigError
 
 __all__ = ["LoraSection"]
@@ -61,20 +63,27 @@ class LoraSection(BaseModel):
         if self.path is not None and self.model_fields_set - {"path", "dropout"}:
             other = min(self.model_fields_set - {"path", "dropout"})
             raise ValueError(f"lora.path determines the other keys, got {other} too")
-        try:
-            self.lora_config()
-        except ConfigError as error:
-            raise ValueError(f"lora.{str(error).partition('] ')[2]}") from None
+        if self.path is None:
+            try:
+                self.lora_config()
+            except ConfigError as error:
+                raise ValueError(f"lora.{str(error).partition('] ')[2]}") from None
         return self
 
     def lora_config(self) -> LoraConfig:
-        """The adapters' settings, for a section without `path`.
+        """The adapters' settings. Those of `path` are read.
 
         Raises:
-            ConfigError: a setting is invalid.
+            ConfigError, CheckpointError: `path` is not an adapter, or not a supported one.
         """
-        return LoraConfig(**self.settings())
+        if self.path is not None:
+            return replace(open_adapter(self.path).config, dropout=self.dropout)
+        return LoraConfig(**self.model_dump(exclude={"path"}))
 
     def settings(self) -> dict[str, Any]:
-        """The keys that determine the result, by name."""
-        return self.model_dump(exclude={"path"})
+        """The settings that determine the result, as JSON values, by name. Raises the errors of
+        `lora_config`.
+        """
+        values = {f.name: getattr(self.lora_config(), f.name) for f in fields(LoraConfig)}
+        plain = {k: dict(v) if isinstance(v, Mapping) else v for k, v in values.items()}
+        return {k: [*v] if isinstance(v, tuple) else v for k, v in plain.items()}

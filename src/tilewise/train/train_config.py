@@ -9,7 +9,6 @@ configuration, the strategy with its mesh, and the optimizer from the sections; 
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import sys
@@ -487,7 +486,7 @@ class TrainConfig(_Section):
         if freeze:
             sections["train"]["freeze"] = [*freeze]
         if self.lora is not None:
-            sections["lora"] = json.loads(json.dumps(self.lora.settings()))
+            sections["lora"] = self.lora.settings()
         section, optimizer = self.optimizer, make_optimizer(self)
         settings = section.model_dump(include={"lr", "warmup_steps", "min_lr_ratio"})
         settings |= section.model_dump(include={"name", "schedule"}, exclude_defaults=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,11 +93,10 @@ def trained_parts(config: TrainConfig) -> TrainedParts:
     if config.lora is None:
         return TrainedParts(freeze=config.train.freeze)
     model = make_model_config(config)
+    layout = models.lora_layout(model, config.lora.lora_config())
     if config.lora.path is None:
-        return TrainedParts(models.lora_layout(model, config.lora.lora_config()))
-    adapter = models.load_adapter(config.lora.path, model)
-    layout = models.lora_layout(model, replace(adapter.layout.config, dropout=config.lora.dropout))
-    return TrainedParts(layout, adapter_weights=adapter.weights)
+        return TrainedParts(layout)
+    return TrainedParts(layout, adapter_weights=models.load_adapter(config.lora.path, model).weights)
 
 
 def frozen_digest(weights: Mapping[str, Any], names: list[str]) -> str:

@@ -163,13 +163,11 @@ def adapter_files(
 
     Args:
         config: its settings.
-        modules: the modules that have adapters.
+        modules: names, or last parts of names, of the modules that have adapters.
         base: path or name of the model that the adapter belongs to.
         is_transposed: whether the model's files store weights as `[in, out]`, as GPT-2's do.
         task: PEFT's name of the task, such as `CAUSAL_LM`.
     """
-    names = [*modules]
-    ends = sorted({name.rpartition(".")[2] for name in names})
     content: dict[str, Any] = {
         "alpha_pattern": {k: _plain(v) for k, v in config.alpha_pattern.items()},
         "auto_mapping": None,
@@ -188,19 +186,12 @@ def adapter_files(
         "r": config.r,
         "rank_pattern": dict(config.rank_pattern),
         "revision": None,
-        "target_modules": ends if _are_ends_enough(config, ends) else names,
+        "target_modules": [*modules],
         "task_type": task,
         "use_dora": False,
         "use_rslora": config.use_rslora,
     }
     return {ADAPTER_CONFIG: (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()}
-
-
-def _are_ends_enough(config: LoraConfig, ends: list[str]) -> bool:
-    """Whether the last parts of names, which PEFT and vLLM show, select the same modules: the configuration
-    itself lists such parts.
-    """
-    return isinstance(config.target_modules, tuple) and sorted({*config.target_modules}) == ends
 
 
 def _listed(modules: str | tuple[str, ...] | None) -> str | list[str] | None:
