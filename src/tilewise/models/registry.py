@@ -343,6 +343,7 @@ def build_decoding_graph(
     num_positions: int | None = None,
     max_rows: int | None = None,
     with_head: bool = True,
+    gates: tuple[int, int] | None = None,
 ) -> None:
     """Define prefill and decoding over flattened tokens in an empty graph.
 
@@ -358,9 +359,10 @@ def build_decoding_graph(
         num_positions: maximum number of positions that one sequence uses; by default all.
         max_rows: largest number of tokens with logits; by default `max_sequences`.
         with_head: False: the graph ends before the head.
+        gates: the shape of the gates of adapters (`models.stack_adapters`); None without adapters.
 
     Inputs, all i32: tokens, positions, slots, sequence `[T]`; block_table `[S, blocks]`; rows
-    `[R]`. Output: logits `[R, V]`; without a head, hidden `[R, D]`.
+    `[R]`; with gates also adapter `[T]`, 0 for none. Output: logits `[R, V]`; without a head, hidden `[R, D]`.
 
     Raises:
         ConfigError: the model does not generate.
@@ -368,7 +370,8 @@ def build_decoding_graph(
     """
     sizes = (max_tokens, max_sequences, num_blocks, dtype)
     bounds = {"context": context, "num_positions": num_positions, "max_rows": max_rows}
-    model_parts(config, "decoding", *sizes, **bounds, with_head=with_head).build(graph)
+    more = {"with_head": with_head} | ({} if gates is None else {"gates": gates})
+    model_parts(config, "decoding", *sizes, **bounds, **more).build(graph)
 
 
 def build_encoding_graph(

@@ -17,7 +17,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from math import exp, inf, isfinite
+from math import exp, inf, isfinite, prod
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -39,6 +39,7 @@ from tilewise.checkpoint import (
     remove_leftovers,
 )
 from tilewise.core import CheckpointError, ConfigError, ResourceError
+from tilewise.core.dims import upper_bound
 from tilewise.core.limits import available_memory
 from tilewise.core.progress import Progress
 from tilewise.core.sizes import format_bytes
@@ -50,6 +51,7 @@ from tilewise.train.pacing import TimeBudget
 from tilewise.train.progress import StepProgress, format_duration, track_work
 from tilewise.train.tensorboard import EventFiles, require_tensorboard
 from tilewise.train.train_config import TrainConfig, is_changeable, make_model_config
+from tilewise.train.trained_parts import finished_names
 from tilewise.train.trainer import Trainer, evaluate_model, make_plan, rate_of
 from tilewise.train.training_data import describe_source, prepare_data
 
@@ -68,7 +70,7 @@ __all__ = [
     "train_steps",
 ]
 
-_CHECKPOINTS, _METRICS, _CURVE, _MODEL = "checkpoints", "metrics.jsonl", "loss.png", "model"
+_CHECKPOINTS, _METRICS, _CURVE = "checkpoints", "metrics.jsonl", "loss.png"
 _BEST, _TENSORBOARD, _REFERENCE = "best", "tensorboard", "reference_log_probs.json"
 _LARGEST_EXPONENT = 700.0  # of a perplexity that a double holds
 
@@ -97,7 +99,9 @@ class PlannedRun:
         """Four lines: parameters, mesh, memory per device against what is available, tokens per step."""
         config, mesh = self.config, self.plan.mesh
         model = make_model_config(config)
-        count = models.num_parameters(model)
+        count, frozen = models.num_parameters(model), self.plan.graph.frozen
+        trained = sum(prod(map(upper_bound, t.shape)) for t in self.plan.graph.trainable())
+        part = f"; {trained:,} trained" if frozen else ""
         usage = max(self.plan.estimate_memory_usage(), key=lambda device: device["total"])
         need = self.plan.total_bytes + sum(self.plan.checkpoint_bytes)
         up_to = "up to " if config.data.is_padded else ""
@@ -105,7 +109,7 @@ class PlannedRun:
         axes = ",".join(f"{axis}={size}" for axis, size in config.distribution.mesh.items())
         return "\n".join(
             (
-                f"parameters  {count:,} ({model.model_type}), trained in {config.train.dtype}",
+                f"parameters  {count:,} ({model.model_type}), trained in {config.train.dtype}{part}",
                 f"mesh        {axes or 'one device'} ({_counted(mesh.num_devices, 'device')}, "
                 f"{_counted(workers, 'worker')} each), strategy {config.distribution.strategy}",
                 f"memory      {format_bytes(usage['total'])} per device, {format_bytes(need)} in all, of "
@@ -135,7 +139,8 @@ class RunResult:
         num_steps: number of steps done, including earlier runs.
         interrupted: whether Ctrl-C ended the run before its end, which is its last step or where
             early stopping ends it. Then a checkpoint was written.
-        model_dir: directory of the finished model; None if the run was interrupted.
+        model_dir: directory of the finished model, or of the finished adapter of a run with `[lora]`;
+            None if the run was interrupted.
     """
 
     num_steps: int
@@ -210,7 +215,7 @@ def plan_run(
             pass
     for name in (_METRICS, _CURVE):
         check_replaceable(output / name, is_directory=False)
-    check_replaceable(output / _MODEL, is_directory=True)
+    check_replaceable(output / finished_names(config)[0], is_directory=True)
     if resume is None:
         resume = latest_checkpoint(checkpoints) is not None
     _check_output(config, resume)
@@ -225,7 +230,7 @@ def plan_run(
 def _check_settings(config: TrainConfig, checkpoints: Path, may_change: frozenset[str]) -> None:
     """Compare the settings with those of the newest checkpoint, before any work.
 
-    The data is compared later, when it is read.
+    The data and frozen weights are compared later, when they are read.
     """
     newest = latest_checkpoint(checkpoints)
     assert newest is not None  # checked by `_check_output`
@@ -234,6 +239,7 @@ def _check_settings(config: TrainConfig, checkpoints: Path, may_change: frozense
     if config.train.epochs is not None:  # the number of steps is compared when the data is read, too
         train = opened.config.get("train")
         settings["train"]["steps"] = train.get("steps") if isinstance(train, Mapping) else None
+    settings |= {key: value for key, value in opened.config.items() if key == "frozen"}
     tokens = data.get("tokens") if isinstance(data, Mapping) else None
     try:
         config_changes(opened, {**settings, "data": {**settings["data"], "tokens": tokens}}, may_change)
@@ -300,25 +306,27 @@ def _run_alone(run: PlannedRun, output: Path, console: Console, explain: bool) -
         if run.config.data.is_preference:
             trainer.prepare_reference(output / _REFERENCE, console, may_read=run.resume)
         first_step = _restore(trainer, output / _CHECKPOINTS, run.may_change, console) if run.resume else 0
+        name, file = finished_names(config)
+        finished = output / name
         is_over = first_step == trainer.config.train.steps or trainer.is_stopped_early
-        if is_over and (output / _MODEL / "config.json").is_file():
-            note = f"{output / _MODEL} is unchanged; evaluate it with tilewise evaluate"
+        if is_over and (finished / file).is_file():
+            note = f"{finished} is unchanged; evaluate it with tilewise evaluate"
             _say(console, f"all {first_step} steps are done, and {note}")
-            return RunResult(first_step, False, output / _MODEL)
+            return RunResult(first_step, False, finished)
         num_steps = first_step if is_over else train_steps(trainer, first_step, output, console)
         _draw_curve(output)
         if num_steps < trainer.config.train.steps and not trainer.is_stopped_early:
             _say(console, f"stopped after step {num_steps}; resume with --resume")
             return RunResult(num_steps, True, None)
-        _write_model(trainer, output, console)
+        _write_finished(trainer, finished, console)
     # The trainer's memory is free now, so the finished model can be loaded and evaluated.
     if data.corpus.held_out and not models.is_encoder(make_model_config(config)):
         try:
-            bits = evaluate_model(config, data, output / _MODEL, console)
+            bits = evaluate_model(config, data, finished, console)
             _say(console, f"held-out files: {bits:.3f} bits per byte")
         except ResourceError as error:  # a run that offloads weights may need less memory than its evaluation
             _say(console, f"the held-out files are not evaluated: {error}")
-    return RunResult(num_steps, False, output / _MODEL)
+    return RunResult(num_steps, False, finished)
 
 
 def _draw_curve(output: Path) -> None:
@@ -333,16 +341,18 @@ def _draw_curve(output: Path) -> None:
     draw_loss_curve(output / _CURVE, losses, f"loss over {len(lines)} steps", held_out, rates)
 
 
-def _write_model(trainer: Trainer, output: Path, console: Console) -> None:
-    """Write the finished model: the best one, if the configuration says so, else that of the last step."""
-    words, record = f"loss curve in {output / _CURVE}", trainer.evaluation
+def _write_finished(trainer: Trainer, finished: Path, console: Console) -> None:
+    """Write the finished model, or adapter: the best one, if the configuration says so, else that of
+    the last step.
+    """
+    words, record = f"loss curve in {finished.parent / _CURVE}", trainer.evaluation
     if trainer.config.train.load_best_model_at_end and record is not None:
-        _best_models(trainer.config).copy(record, output / _MODEL)
-        best = f"the best model, of step {record.best_step} with held-out loss {record.best_loss:.4f}"
-        _say(console, f"{best}, in {output / _MODEL}, {words}")
+        _best_models(trainer.config).copy(record, finished)
+        best = f"of step {record.best_step}, with the lowest held-out loss, {record.best_loss:.4f}"
+        _say(console, f"{finished.name} {best}, in {finished}, {words}")
         return
-    trainer.save_model(output / _MODEL)
-    _say(console, f"model in {output / _MODEL}, {words}")
+    trainer.save_model(finished)
+    _say(console, f"{finished.name} in {finished}, {words}")
 
 
 def _restore(trainer: Trainer, checkpoints: Path, may_change: frozenset[str], console: Console) -> int:
@@ -559,7 +569,7 @@ def _check_output(config: TrainConfig, resume: bool) -> None:
     """Reject an output directory in which the run would replace the model that it starts from, or,
     for a new run, any model.
     """
-    model, source = Path(config.output.directory) / _MODEL, config.model.path
+    model, source = Path(config.output.directory) / finished_names(config)[0], config.model.path
     if source is not None and model.resolve() in (Path(source).resolve(), *Path(source).resolve().parents):
         raise ConfigError(
             f"[train.run] the finished model must not replace the initial model; got {str(model)!r} "
@@ -568,9 +578,13 @@ def _check_output(config: TrainConfig, resume: bool) -> None:
     _check_checkpoints(Path(config.output.directory) / _CHECKPOINTS, resume)
     if not resume and os.path.lexists(model):
         raise ConfigError(
-            f"[train.run] a new run needs an output directory without a model; got {str(model)!r}; move it away, or "
-            "choose another directory"
+            f"[train.run] a new run needs an output directory without {_a(model.name)}; got {str(model)!r}; move it "
+            "away, or choose another directory"
         )
+
+
+def _a(noun: str) -> str:
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
 def _check_checkpoints(directory: Path, resume: bool) -> None:

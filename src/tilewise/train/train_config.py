@@ -47,6 +47,7 @@ from tilewise.strategy import (
     read_actions,
 )
 from tilewise.train.data_sections import SEQUENCE_KEYS, DataSection, DataSource, merge_sequences
+from tilewise.train.lora_section import LoraSection
 from tilewise.train.schedule import (
     SCHEDULERS,
     check_scheduler,
@@ -139,7 +140,8 @@ class TrainSection(_Section):
     them if the data are pairs, on any number of devices. `recompute` (a word, or patterns of
     names), `offload` (a word or several) and `rows_per_tile` (a number) are as in
     `ComputeGraph.plan`. The held-out text is evaluated after every `evaluate_every` steps, or only
-    at the end if this is 0. `batch_splits` must divide `batch`. Its default is the largest power of
+    at the end if this is 0. `freeze` has patterns of parameters that are not trained.
+    `batch_splits` must divide `batch`. Its default is the largest power of
     two up to 8 that divides `batch`.
 
     Attributes:
@@ -166,6 +168,14 @@ class TrainSection(_Section):
     load_best_model_at_end: bool = False
     early_stopping_patience: int = Field(default=0, ge=0, le=10**9)
     early_stopping_threshold: float = Field(default=0.0, ge=0, le=1e6)
+
+    freeze: tuple[str, ...] = ()
+
+    @field_validator("freeze", mode="before")
+    @classmethod
+    def _patterns(cls, value: object) -> object:
+        """Converts TOML's lists to tuples."""
+        return tuple(value) if isinstance(value, list) else value
 
     @model_validator(mode="after")
     def _one_length(self) -> TrainSection:
@@ -499,6 +509,17 @@ class TrainConfig(_Section):
     dpo: DpoSection = DpoSection()
     distribution: DistributionSection = DistributionSection()
     output: OutputSection = OutputSection()
+    lora: LoraSection | None = None
+
+    @model_validator(mode="after")
+    def _has_a_base(self) -> TrainConfig:
+        name = "lora" if self.lora is not None else "train.freeze" if self.train.freeze else ""
+        if name and self.model.path is None:
+            rule = f"{name} needs model.path, because frozen weights are not written to checkpoints"
+            raise _WrongValue(rule, "set model.path to the model that is tuned")
+        if self.lora is not None and self.train.freeze:
+            raise _WrongValue("lora freezes all weights of the model already", "remove train.freeze")
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -559,8 +580,9 @@ class TrainConfig(_Section):
 
         Settings that do not change the result are omitted (output, distribution, accumulation,
         recomputation, offloading, tile size, evaluation). The data is compared by content
-        (`DataSection.what_must_match`). Keys of `[optimizer]` that older checkpoints do not have are
-        omitted at their defaults. `train.epochs` is omitted, because `train.steps` follows from it.
+        (`DataSection.what_must_match`). Keys of `[optimizer]`, `train.freeze` and `lora` are omitted
+        at their defaults where older checkpoints do not have them. `train.epochs` is omitted, because
+        `train.steps` follows from it.
         """
         sections = self.model_dump(
             exclude={
@@ -571,8 +593,14 @@ class TrainConfig(_Section):
                 **({} if self.data.is_preference else {"dpo": True}),
                 "train": {*_WITHOUT_EFFECT},
                 "optimizer": True,
+                "lora": True,
             }
         )
+        freeze = sections["train"].pop("freeze")
+        if freeze:
+            sections["train"]["freeze"] = [*freeze]
+        if self.lora is not None:
+            sections["lora"] = self.lora.settings()
         section, optimizer = self.optimizer, make_optimizer(self)
         settings = section.model_dump(include={"lr", "warmup_steps", "min_lr_ratio"})
         settings |= section.model_dump(include={*_LATER_KEYS}, exclude_defaults=True)
@@ -760,8 +788,13 @@ def _place_of_key(key: str) -> str | None:
 
 def _keys_of_sections() -> dict[str, list[str]]:
     """The keys of each section, as in a file."""
-    keys = {name: [*type(value).model_fields] for name, value in TrainConfig()}
+    keys = {name: [*section.model_fields] for name, section in _sections().items()}
     return {**keys, "data": [*DataSource.model_fields, *SEQUENCE_KEYS], "sequences": [*SEQUENCE_KEYS]}
+
+
+def _sections() -> Mapping[str, type[_Section]]:
+    """The class of every section, by name."""
+    return {name: type(value) for name, value in TrainConfig(lora=None)} | {"lora": LoraSection}
 
 
 _MISSPELLED = 0.87  # similarity above which a key of [model] is a misspelled one; real keys are less similar
@@ -909,6 +942,9 @@ def _with_paths_from(config: TrainConfig, directory: Path) -> TrainConfig:
     if config.model.path is not None:
         model = config.model.model_copy(update={"path": str(directory / config.model.path)})
         config = config.model_copy(update={"model": model})
+    if config.lora is not None and config.lora.path is not None:
+        lora = config.lora.model_copy(update={"path": str(directory / config.lora.path)})
+        config = config.model_copy(update={"lora": lora})
     if config.distribution.schedule_file is not None:
         path = str(directory / config.distribution.schedule_file)
         distribution = config.distribution.model_copy(update={"schedule_file": path})

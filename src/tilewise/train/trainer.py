@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,6 @@ from tilewise.checkpoint import (
     cast_tensors,
     model_files,
     save_checkpoint,
-    save_model_directory,
 )
 from tilewise.checkpoint.header import dtype_name
 from tilewise.core import ConfigError, LayoutError, NotFinite, TilewiseError, get_logger
@@ -52,6 +52,7 @@ from tilewise.train.train_config import (
     make_strategy,
     with_steps_of_epochs,
 )
+from tilewise.train.trained_parts import frozen_digest, opened_finished, save_finished, trained_parts
 from tilewise.train.training_data import TrainingData
 
 if TYPE_CHECKING:
@@ -81,14 +82,15 @@ def make_graph(config: TrainConfig, *, is_padded: bool) -> ComputeGraph:
     """
     from tilewise.session import ComputeGraph  # imports the native module
 
-    model, train = make_model_config(config), config.train
-    graph = ComputeGraph(model.model_type)
+    model, train, parts = make_model_config(config), config.train, trained_parts(config)
+    graph = ComputeGraph(model.model_type, adapters=parts.adapters)
     context = config.data.context
     length = Dim("seq", 1, context) if is_padded else context
     preference = config.dpo.loss if config.data.is_preference else None
     models.build_training_graph(
         graph, model, config.num_sequences, length, train.dtype, preference=preference
     )
+    parts.apply(graph)
     return graph
 
 
@@ -154,7 +156,7 @@ def _check_batch_splits(config: TrainConfig, error: LayoutError) -> None:
 
 
 def evaluate_model(config: TrainConfig, data: TrainingData, model_dir: Path, console: Console) -> float:
-    """Bits per byte that a saved model needs for the held-out files, computed in the
+    """Bits per byte that a saved model, or a saved adapter on its base, needs for the held-out files, computed in the
     configuration's dtype.
 
     The model is loaded from its directory. Batches have the size of one microbatch of training.
@@ -172,7 +174,7 @@ def evaluate_model(config: TrainConfig, data: TrainingData, model_dir: Path, con
         workers_per_device=config.distribution.workers_per_device,
     )
     with graph.instantiate(plan) as model, track_work(console, "held-out files") as progress:
-        model.load_parameters(models.open_weights(model_dir, make_model_config(config)))
+        model.load_parameters(opened_finished(model_dir, config))
         files = data.corpus.held_out
         marks = {"start": data.end, "end": data.end, "vocab_size": make_model_config(config).vocab_size}
         score = score_files(model, data.tokenizer, files, batch, context, **marks, show=progress.show)
@@ -215,6 +217,7 @@ class Trainer:
         self._writer = CheckpointWriter()
         model = make_model_config(config)
         weights = None if config.model.path is None else models.open_weights(config.model.path, model)
+        self._parts, self._base = trained_parts(config), weights
         self._finished = finished_model(config, data.tokenizer, weights)
         where = Path(config.output.offload_directory or config.output.directory)
         if plan.file_bytes:
@@ -225,7 +228,7 @@ class Trainer:
             if weights is None:
                 self.instance.initialize(seed=config.train.seed, scale=model.initializer_range)
             else:
-                self.instance.load_parameters(weights)
+                self.instance.load_parameters(self._parts.weights(weights, config.train.seed))
         except BaseException:
             self.instance.close()
             raise
@@ -344,7 +347,19 @@ class Trainer:
         for runs that compute the same.
         """
         settings = self.config.what_must_match()
-        return {**settings, "data": {**settings["data"], "tokens": self.data.digest}}
+        settings = {**settings, "data": {**settings["data"], "tokens": self.data.digest}}
+        return settings if self._frozen is None else {**settings, "frozen": self._frozen}
+
+    @cached_property
+    def _frozen(self) -> str | None:
+        """The digest of the frozen weights, which checkpoints do not have; None if all are trained."""
+        trained = {*self.instance.trainable_names()}
+        names = [name for name in self.instance.parameter_names() if name not in trained]
+        if not names:
+            return None
+        assert self._base is not None
+        continued = self._parts.adapter_weights or {}
+        return frozen_digest({**self._base, **continued}, [*names, *continued])
 
     def evaluate(self) -> float:
         """The mean loss over all held-out data, in nats per predicted token, or per pair.
@@ -472,12 +487,13 @@ class Trainer:
 
     def save_model(self, directory: Path) -> None:
         """Write the weights as a Hugging Face directory, with tokenizer, chat templates and
-        generation settings. These files are copied unchanged from the model that training started
-        from, if there was one.
+        generation settings. These files and frozen weights are copied unchanged from the model that
+        training started from, if there was one. Of a run with adapters, write these in PEFT's form.
         """
-        parameters = cast_tensors(self.instance.parameters(), self._finished.dtypes)
-        tensors = models.stored_tensors(make_model_config(self.config), parameters)
-        save_model_directory(directory, self._finished.files, tensors)
+        trained = {*self.instance.trainable_names()}
+        frozen = {n: self._base[n] for n in self._base if n not in trained} if self._base else {}
+        parameters = cast_tensors({**self.instance.parameters(), **frozen}, self._finished.dtypes)
+        save_finished(directory, self._parts, self._finished, self.config, parameters)
 
 
 _NAMES = {
@@ -488,7 +504,7 @@ _NAMES = {
 
 
 def finished_model(config: TrainConfig, tokenizer: Tokenizer, weights: StoredWeights | None) -> FinishedModel:
-    """The files of a run's finished model besides its parameters.
+    """The files of a run's finished model, or of its finished adapter, besides its parameters.
 
     Args:
         config: configuration of the run.
@@ -502,6 +518,9 @@ def finished_model(config: TrainConfig, tokenizer: Tokenizer, weights: StoredWei
     """
     requested = config.output.dtype
     in_config, in_weights = _NAMES[requested or "f32"]
+    if config.lora is not None:
+        assert config.model.path is not None
+        return trained_parts(config).finished(config.model.path, in_weights)
     if config.model.path is None or weights is None:
         model = make_model_config(config)
         content = {**model.to_dict(), "torch_dtype": in_config}

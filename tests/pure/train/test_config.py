@@ -7,6 +7,7 @@ import pytest
 
 from tilewise.core import ConfigError
 from tilewise.optim import SGD, AdamW, Lion
+from tilewise.train.lora_section import LoraSection
 from tilewise.train.train_config import (
     DataSection,
     DataSource,
@@ -32,8 +33,9 @@ def test_example_is_valid_and_complete():
     path = ROOT / "examples" / "train.toml"
     config = load_config(path)
     text = path.read_text()
-    keys = [key for section in config.model_dump().values() for key in section if key != "sources"]
-    missing = [key for key in (*keys, *DataSource.model_fields) if key not in text]
+    sections = [section for section in config.model_dump().values() if section is not None]
+    keys = [key for section in sections for key in section if key != "sources"]
+    missing = [key for key in (*keys, *DataSource.model_fields, *LoraSection.model_fields) if key not in text]
     assert not missing
 
 

@@ -32,10 +32,12 @@ from tilewise.nn import (
     rms_norm,
 )
 
-__all__ = ["BLOCK_SIZE", "activate", "decoding_parts", "training_parts"]
+__all__ = ["BLOCK_SIZE", "GATES", "activate", "decoding_parts", "training_parts"]
 
 BLOCK_SIZE = 64
 """Positions of a block of the KV cache."""
+GATES = "adapter_gates.weight"
+"""The parameter `[adapters + 1, columns]` with the gates of each adapter; those of row 0 are zeros."""
 _validate = Validator("models", ShapeError)
 
 
@@ -166,8 +168,14 @@ def cached_layer(
     decoder: Decoder,
     kind: LayerKind,
     num_blocks: int,
+    has_gates: bool = False,
 ) -> TensorNode:
-    """One layer over flattened tokens `[T, D]` and a KV cache in blocks."""
+    """One layer over flattened tokens `[T, D]` and a KV cache in blocks. With `has_gates`, the last
+    operand is the gates of adapters.
+    """
+    if has_gates:
+        *tables, gates = tables  # type: ignore[assignment]
+        graph.gates = (gates,)
     h_TD = _attention_input(graph, x_TD, decoder)
     q_TN = _projected(graph, "q", h_TD, positions, tables, decoder)
     caches = _written_caches(graph, h_TD, positions, slots, tables, decoder, num_blocks)
@@ -189,10 +197,15 @@ def last_cached_layer(
     decoder: Decoder,
     kind: LayerKind,
     num_blocks: int,
+    has_gates: bool = False,
 ) -> TensorNode:
     """The last layer: keys and values of all tokens, everything else only for the requested rows
-    `[R]`. A row has the same values next to any other rows.
+    `[R]`. A row has the same values next to any other rows. With `has_gates`, the last operands are
+    the gates of adapters for all tokens and for the rows.
     """
+    if has_gates:
+        *tables, gates_T, gates_R = tables  # type: ignore[assignment]
+        graph.gates = gates_T, gates_R
     h_TD = _attention_input(graph, x_TD, decoder)
     q_RN = _projected(graph, "q", graph.gather_rows(h_TD, rows), row_positions, tables, decoder)
     caches = _written_caches(graph, h_TD, positions, slots, tables, decoder, num_blocks)
@@ -347,6 +360,7 @@ def decoding_parts(
     num_positions: int | None = None,
     max_rows: int | None = None,
     with_head: bool = True,
+    gates: tuple[int, int] | None = None,
 ) -> ModelParts:
     """Prefill and decoding, as `models.build_decoding_graph` describes them.
 
@@ -378,15 +392,24 @@ def decoding_parts(
         named = {STREAM: x, "block_table": block_table, "rows": rows, "embedding": embedding}
         positions, _, sequence = scalars
         of_rows = (graph.gather_rows(x, rows) for x in (positions, sequence))
-        return {**named, **dict(zip(places, scalars)), **dict(zip(row_places, of_rows)), **tables}
+        named |= {**dict(zip(places, scalars)), **dict(zip(row_places, of_rows)), **tables}
+        if gates is not None:
+            adapter = graph.input([T], "i32", name="adapter", storage="scalars")
+            table = graph.parameter(list(gates), dtype, name=GATES, trainable=False)
+            named["gates"] = graph.embedding(adapter, table)
+            named["row_gates"] = graph.embedding(graph.gather_rows(adapter, rows), table)
+        return named
 
     def layer_of(number: int) -> LayerUse:
         kind = decoder.layers[number]
         attrs = {"decoder": decoder, "kind": kind, "num_blocks": num_blocks}
-        path, tables = f"layers.{number}", _table_of(kind)
+        path, tables, row_gates = f"layers.{number}", _table_of(kind), tuple[str, ...]()
+        if gates is not None:
+            attrs["has_gates"] = True
+            tables, row_gates = (*tables, "gates"), ("row_gates",)
         if number + 1 < len(decoder.layers):
             return LayerUse(cached_layer, path, (*places, "block_table", *tables), attrs)
-        operands = ("positions", "slots", "block_table", "rows", *row_places, *tables)
+        operands = ("positions", "slots", "block_table", "rows", *row_places, *tables, *row_gates)
         return LayerUse(last_cached_layer, path, operands, attrs)
 
     def caches(number: int) -> tuple[TensorSpec, ...]:
@@ -396,6 +419,8 @@ def decoding_parts(
 
     def after(graph: GraphBuilder, x: TensorNode, named: Mapping[str, TensorNode]) -> None:
         x = _norm(graph, x, "norm", decoder)
+        if gates is not None:
+            graph.gates = (named["row_gates"],)
         if with_head:
             graph.output(_head(graph, decoder, x, named["embedding"]), "logits")
         else:
