@@ -7,6 +7,7 @@ import pytest
 
 from native.train.small_pairs import dpo_config, write_base_model, write_pairs
 from native.train.small_run import is_same, silent, weights
+from tilewise.checkpoint import checkpoint_paths, open_checkpoint
 from tilewise.core import ConfigError
 from tilewise.train import Trainer, make_plan, plan_run, prepare_data, read_metrics, run_training
 
@@ -108,3 +109,25 @@ def test_a_resumed_run_has_the_same_bits(base, whole, tmp_path, caplog, damage):
     assert losses(tmp_path) == losses(whole)[3:]
     assert is_same(weights(tmp_path), weights(whole))
     assert ("computed again" in caplog.text) == (damage is not None)
+
+
+@pytest.mark.slow
+def test_adapters_learn_pairs_against_their_base(base, tmp_path):
+    """The reference is the base without adapters; base weights stay, and the best adapter is the finished one."""
+    config = dpo_config(base, tmp_path, evaluate_every=1, load_best_model_at_end=True)
+    lora = {"r": 4, "alpha": 16.0, "target_modules": "all-linear"}
+    config = type(config).model_validate({**dict(config), "lora": lora})
+    assert run(config).model_dir == tmp_path / "adapter"
+    lines = read_metrics(tmp_path / "metrics.jsonl")
+    assert lines[0]["loss"] == pytest.approx(math.log(2), rel=1e-6)
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    best = min(range(6), key=lambda n: lines[n]["held_out_loss"])
+    adapter = "adapter_model.safetensors"
+    stored = (tmp_path / "best" / f"step-{best + 1:08d}" / adapter).read_bytes()
+    assert (tmp_path / "adapter" / adapter).read_bytes() == stored
+    alone = dpo_config(base, tmp_path / "alone", evaluate_every=1)
+    run(alone)
+    name = "reference_log_probs.json"
+    assert (tmp_path / name).read_text() == (tmp_path / "alone" / name).read_text()
+    saved = open_checkpoint(checkpoint_paths(tmp_path / "checkpoints")[-1]).tensors
+    assert saved and all("lora" in name for name in saved if not name.startswith("optimizer."))
