@@ -365,7 +365,9 @@ def evaluate(
     data: Annotated[
         str,
         typer.Argument(
-            help="A text file or directory; `stdlib`: the sources of this Python.", show_default=False
+            help="A text file or directory, or JSON lines or Parquet with a field `text`; `stdlib`: the sources of "
+            "this Python.",
+            show_default=False,
         ),
     ],
     context: Annotated[

@@ -175,6 +175,8 @@ def _load(root: Path, files: Iterable[Path], percent: float, field_text: str = "
     if not of_records:
         _warn_of_json_lines(texts)
     left_out = f"{len(skipped)} files left out: {_summary(skipped)}" if skipped else ""
+    if any(is_record_file(name) for name, _ in skipped):
+        left_out += "; to read records, make their path or pattern a source of its own"
     if not train:
         raise ConfigError(
             f"[data.corpus] data must hold UTF-8 text to train on; got {len(texts)} text files in {str(root)!r}"

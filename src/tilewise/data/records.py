@@ -7,6 +7,7 @@ memory are errors. Nothing is skipped except blank lines. Parquet needs pyarrow,
 
 from __future__ import annotations
 
+import fnmatch
 import gzip
 import os
 import zlib
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from tilewise.core import ConfigError, Validator, shown
+from tilewise.core import ConfigError, Validator, get_logger, shown
 from tilewise.core.sizes import format_bytes
 from tilewise.files.reading import Unreadable, open_regular, plain_json, refusals_of
 
@@ -132,16 +133,23 @@ def record_files(path: str | Path) -> dict[str, Path]:
     if os.path.isfile(root):
         files = {root.name: root}
     elif os.path.isdir(root):
-        inside = (p for p in root.rglob("*") if not any(n[:1] == "." for n in p.relative_to(root).parts))
-        files = {p.relative_to(root).as_posix(): p for p in inside if is_record_file(p.name) and p.is_file()}
+        names = {p.relative_to(root).as_posix(): p for p in root.rglob("*") if p.is_file()}
+        seen = {
+            n: p for n, p in names.items() if is_structured(n) and not any(s[:1] == "." for s in n.split("/"))
+        }
+        files = {name: file for name, file in seen.items() if is_record_file(name)}
+        if odd := sorted(seen.keys() - files.keys()):
+            get_logger("data").warning(
+                "%d files of other kinds left out, such as %s", len(odd), shown(odd[0])
+            )
     elif has_pattern(root):
         files = {p.name: p for p in matching(root)}
     else:
         files = {}
-    odd = next((name for name in files if not is_record_file(name)), None)
-    if odd is not None or not files:
+    wrong = next((file for name, file in files.items() if not is_record_file(name)), None)
+    if wrong is not None or not files:
         rule = "records must be in .jsonl, .json or .parquet files (the first two also as .gz)"
-        got = f"no such file at {str(path)!r}" if odd is None else repr(str(files[odd]))
+        got = f"no such file at {str(path)!r}" if wrong is None else repr(str(wrong))
         _validate.invalid("records", rule, got, "check the path, or convert the file")
     return dict(sorted(files.items()))
 
@@ -153,9 +161,9 @@ def has_pattern(path: Path) -> bool:
 
 def matching(path: Path) -> list[Path]:
     """The files that match a path whose last part is a pattern, sorted by name."""
-    if not os.path.isdir(path.parent):
-        return []
-    return sorted(p for p in path.parent.glob(path.name) if not p.name.startswith(".") and p.is_file())
+    names = os.listdir(path.parent) if os.path.isdir(path.parent) else []
+    files = (path.parent / name for name in fnmatch.filter(names, path.name) if name[:1] != ".")
+    return sorted(file for file in files if file.is_file())
 
 
 def check_memory(num_bytes: int, place: Path) -> None:

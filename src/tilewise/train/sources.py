@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Encoder", "PreparedSource", "prepare_source", "read_corpus", "training_texts"]
 
-_BATCH = 64  # records that are rendered and encoded together
+_BATCH = 256  # records that are rendered and encoded together
 Spans = Sequence[tuple[int, int]]
 Ids = NDArray[np.int32]
 
@@ -78,7 +78,7 @@ class PreparedSource:
     Attributes:
         source: its settings.
         train: sequences to train on.
-        held_out: sequences for evaluation; None if there are none, or training does not evaluate.
+        held_out: sequences for evaluation; None without such data, or if training does not evaluate.
         counts: figures about the documents to train on.
         corpus: the texts of a source of text; otherwise empty.
         digest: SHA-256 of the ids, and labels, to train on.
@@ -330,26 +330,33 @@ class _Conversations:
         self._added = [token.content for token in encoder.tokenizer.get_added_tokens_decoder().values()]
 
     def __call__(self, records: Sequence[Record]) -> Iterator[tuple[Ids, Ids]]:
-        conversations = [self._messages(record) for record in records]
-        tools = [self._tools(record) for record in records]
-        texts: list[tuple[str, Spans]] = [("", ())] * len(records)
-        alone = [number for number, own in enumerate(tools) if own is not None]
-        together = [number for number, own in enumerate(tools) if own is None]
-        for group in (*([number] for number in alone), together):
-            rendered = self._render(
-                [records[n] for n in group],
-                [conversations[n] for n in group],
-                tools[group[0]] if group else None,
+        conversations = [self.messages(record, self._source.field_messages) for record in records]
+        whole = self.render(records, conversations, False)
+        if self._source.train_on_inputs:
+            spans: list[Spans] = [[(0, len(each.text))] for each in whole]
+        else:
+            spans = [each.spans for each in whole]
+            unmarked = [n for n, record in enumerate(records) if not self._is_marked(record)]
+            turns = self._spans_of_turns(
+                [records[n] for n in unmarked],
+                [conversations[n] for n in unmarked],
+                [whole[n].text for n in unmarked],
             )
-            for number, each in zip(group, rendered):
-                texts[number] = each
+            for number, own in zip(unmarked, turns):
+                spans[number] = own
+        last = slice(-1, None) if self._source.mask_history else slice(None)
+        texts = [(each.text, own[last]) for each, own in zip(whole, spans)]
         yield from _with_masks(self._encoder, records, texts)
 
-    def _messages(self, record: Record) -> list[dict[str, Any]]:
-        value = record.value(self._source.field_messages)
+    def _is_marked(self, record: Record) -> bool:
+        return self._template.has_generation(tools=self._tools(record) is not None)
+
+    def messages(self, record: Record, field: str) -> list[dict[str, Any]]:
+        """The messages in a field, with the usual names of roles and contents."""
+        value = record.value(field)
         if not isinstance(value, list) or not value or not all(isinstance(each, dict) for each in value):
-            rule = f"field {self._source.field_messages!r} must be a list of messages"
-            record.invalid(rule, shown(value, 40), "set field_messages, or repair the record")
+            rule = f"field {field!r} must be a list of messages"
+            record.invalid(rule, shown(value, 40), "set the names of fields, or repair the record")
         return [self._message(record, message) for message in value]
 
     def _message(self, record: Record, message: dict[str, Any]) -> dict[str, Any]:
@@ -377,25 +384,10 @@ class _Conversations:
             record.invalid("tools must be a list of JSON schemas", shown(tools, 40), "set field_tools")
         return tools
 
-    def _render(
-        self, records: Sequence[Record], conversations: Sequence[list[dict[str, Any]]], tools: Any
-    ) -> list[tuple[str, Spans]]:
-        """Texts and the places of what the model learns."""
-        whole = self._render_all(records, conversations, tools, False)
-        if self._source.train_on_inputs:
-            return [(each.text, [(0, len(each.text))]) for each in whole]
-        if self._template.has_generation(tools=bool(tools)):
-            spans: list[Spans] = [each.spans for each in whole]
-        else:
-            spans = self._spans_of_turns(records, conversations, tools, [each.text for each in whole])
-        last = slice(-1, None) if self._source.mask_history else slice(None)
-        return [(each.text, own[last]) for each, own in zip(whole, spans)]
-
     def _spans_of_turns(
         self,
         records: Sequence[Record],
         conversations: Sequence[list[dict[str, Any]]],
-        tools: Any,
         texts: Sequence[str],
     ) -> list[Spans]:
         """The places of the assistant's turns, by rendering the messages before each turn, with the
@@ -405,8 +397,8 @@ class _Conversations:
             (number, turn) for number, messages in enumerate(conversations) for turn in self._turns(messages)
         ]
         owners = [records[number] for number, _ in turns]
-        before = self._render_all(owners, [conversations[n][:t] for n, t in turns], tools, True)
-        after = self._render_all(owners, [conversations[n][: t + 1] for n, t in turns], tools, False)
+        before = self.render(owners, [conversations[n][:t] for n, t in turns], True)
+        after = self.render(owners, [conversations[n][: t + 1] for n, t in turns], False)
         spans: list[list[tuple[int, int]]] = [[] for _ in conversations]
         for (number, turn), first, last in zip(turns, before, after):
             text = texts[number]
@@ -427,29 +419,43 @@ class _Conversations:
         turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
         return turns[-1:] if self._source.mask_history else turns
 
-    def _render_all(
+    def render(
         self,
         records: Sequence[Record],
         conversations: Sequence[Sequence[dict[str, Any]]],
-        tools: Any,
         add_generation_prompt: bool,
     ) -> list[RenderedChat]:
-        render = self._template.render_all
+        """The texts of conversations, with the tools of their records.
+
+        Raises:
+            ConfigError: the template does not render one. The message names its record.
+        """
+        tools = [self._tools(record) for record in records]
+        groups = [[n] for n, own in enumerate(tools) if own is not None]
+        groups.append([n for n, own in enumerate(tools) if own is None])
+        texts: dict[int, RenderedChat] = {}
+        for group in filter(None, groups):
+            options: dict[str, Any] = {
+                "tools": tools[group[0]],
+                "add_generation_prompt": add_generation_prompt,
+            }
+            try:
+                rendered = self._template.render_all([conversations[n] for n in group], **options)
+            except ConfigError:  # a value is not JSON: find its record
+                rendered = [self._alone(records[n], conversations[n], options) for n in group]
+            for number, each in zip(group, rendered):
+                if isinstance(each, ConfigError):
+                    raise _in_record(each, records[number])
+                texts[number] = each
+        return [texts[number] for number in range(len(records))]
+
+    def _alone(
+        self, record: Record, messages: Sequence[dict[str, Any]], options: dict[str, Any]
+    ) -> RenderedChat | ConfigError:
         try:
-            rendered = render(conversations, tools=tools, add_generation_prompt=add_generation_prompt)
-        except ConfigError:  # a value that is not JSON: of the record that fails alone
-            rendered = []
-            for record, messages in zip(records, conversations):
-                try:
-                    rendered += render([messages], tools=tools, add_generation_prompt=add_generation_prompt)
-                except ConfigError as error:
-                    raise _in_record(error, record) from None
-        texts = []
-        for record, each in zip(records, rendered):
-            if isinstance(each, ConfigError):
-                raise _in_record(each, record)
-            texts.append(each)
-        return texts
+            return self._template.render_all([messages], **options)[0]
+        except ConfigError as error:
+            raise _in_record(error, record) from None
 
 
 def _end_of_turn(beginning: str, text: str, added: Sequence[str]) -> int:
@@ -488,45 +494,35 @@ class _Pairs:
 
     def __call__(self, records: Sequence[Record]) -> Iterator[tuple[Ids, Ids]]:
         source = self._source
+        if isinstance(records[0].fields.get(source.field_completion), list):
+            yield from self._conversations(records)
+            return
         texts: list[tuple[str, Spans]] = []
-        is_chat = isinstance(records[0].fields.get(source.field_completion), list)
         for record in records:
-            if is_chat:
-                texts.append(self._conversation(record))
-                continue
             prompt, completion = record.text(source.field_prompt), record.text(source.field_completion)
             begin = 0 if source.train_on_inputs else len(prompt)
             texts.append((prompt + completion, [(begin, len(prompt) + len(completion))]))
-        if is_chat:
-            yield from _with_masks(self._encoder, records, texts)
-            return
         end = np.array([self._encoder.end], np.int32)
         for ids, labels in _with_masks(self._encoder, records, texts, add_special_tokens=True):
             rest = end[: int(not len(ids) or ids[-1] != end[0])]
             yield np.concatenate([ids, rest]), np.concatenate([labels, rest])
 
-    def _conversation(self, record: Record) -> tuple[str, Spans]:
-        """The text of a pair of lists of messages, and the place of the completion."""
+    def _conversations(self, records: Sequence[Record]) -> Iterator[tuple[Ids, Ids]]:
+        """Pairs of lists of messages."""
         if self._chat is None:
             self._chat = _Conversations(self._source, self._encoder)
         source, chat = self._source, self._chat
-        parts = []
-        for field in (source.field_prompt, source.field_completion):
-            value = record.value(field)
-            if not isinstance(value, list) or not value or not all(isinstance(each, dict) for each in value):
-                rule = f"field {field!r} must be a list of messages, as in the records before"
-                record.invalid(rule, shown(value, 40), "repair the record")
-            parts.append([chat._message(record, message) for message in value])
-        prompt, completion = parts
-        tools = chat._tools(record)
-        (whole,) = chat._render_all([record], [prompt + completion], tools, False)
-        if source.train_on_inputs:
-            return whole.text, [(0, len(whole.text))]
-        (before,) = chat._render_all([record], [prompt], tools, True)
-        if not whole.text.startswith(before.text):
-            rule = "the template must render a prompt as the beginning of prompt and completion"
-            record.invalid(rule, "another text", "use type = 'chat' and a template with {% generation %}")
-        return whole.text, [(len(before.text), len(whole.text))]
+        prompts = [chat.messages(record, source.field_prompt) for record in records]
+        completions = [chat.messages(record, source.field_completion) for record in records]
+        whole = chat.render(records, [[*p, *c] for p, c in zip(prompts, completions)], False)
+        texts: list[tuple[str, Spans]] = []
+        for record, each, before in zip(records, whole, chat.render(records, prompts, True)):
+            if not each.text.startswith(before.text):
+                rule = "the template must render a prompt as the beginning of prompt and completion"
+                record.invalid(rule, "another text", "use type = 'chat' and a template with {% generation %}")
+            begin = 0 if source.train_on_inputs else len(before.text)
+            texts.append((each.text, [(begin, len(each.text))]))
+        yield from _with_masks(self._encoder, records, texts)
 
 
 class _Pretokenized:

@@ -47,7 +47,7 @@ def make_config(inputs, directory, mesh=None, **train):
     )
 
 
-@pytest.mark.parametrize("documents", ["padded", "packed"])
+@pytest.mark.parametrize("documents", ["padded", pytest.param("packed", marks=pytest.mark.slow)])
 def test_a_mixture_is_equal_on_any_mesh_and_after_a_stop(inputs, tmp_path, documents):
     """Stopped inside an epoch and resumed on other meshes: the weights of a run without a stop, to the bit."""
     output = io.StringIO()

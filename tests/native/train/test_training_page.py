@@ -26,6 +26,9 @@ TEMPLATE = (
 def _write_inputs():
     """A reader's inputs: articles, conversations and a chat model."""
     texts = [f"Article {i}: one and {i} make {i + 1}, as anyone can count." for i in range(60)]
+    Path("texts").mkdir()
+    for i, text in enumerate(texts):
+        Path(f"texts/{i}.txt").write_text(text)
     Path("articles.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     chats = [
         [
@@ -57,24 +60,33 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     _write_inputs()
     blocks = BLOCK.findall(PAGE.read_text(encoding="utf-8"))
+    tables = [code for kind, code in blocks if kind == "toml"]
+    names_of = {"base-model": "tuned.toml", "chat-model": "chat.toml"}
+    for code in (code for code in tables if "[output]" in code):
+        model = next((model for model in names_of if model in code), None)
+        optimizer = "" if "[optimizer]" in code else next(t for t in tables if t.startswith("[optimizer]"))
+        Path("train.toml" if model is None else names_of[model]).write_text(
+            code + optimizer * (model is None)
+        )
     names: dict[str, object] = {"__name__": PAGE.name}
     for number, (kind, code) in enumerate(blocks):
         if kind == "python":
             exec(compile(code, f"docs/training.md, block {number}", "exec"), names)
-    assert len(list(Path("texts").iterdir())) == 60
-    tokens, is_learned = names["encode"](names["conversations"][1])
-    text = names["tokenizer"].decode(tokens[is_learned], skip_special_tokens=False)
-    assert text == "2.[end]![end]"
-    labels = names["make_batch"](names["conversations"], 64)["labels"]
-    assert (labels[1][labels[1] != IGNORED] == tokens[is_learned]).all()
+    batches = names["data"].batches
+    row = next(row for row in map(batches.row, range(9)) if (row[1] == 3).sum() > 1)  # two answers
+    text = names["data"].tokenizer.decode(row[2][row[2] != IGNORED], skip_special_tokens=False)
+    assert re.fullmatch(r"\d\.\[end\]!\[end\]", text)
     assert names["losses"][-1] < names["losses"][0]
     with LLM("tuned-model") as model:
         assert model.chat([{"role": "user", "content": "?"}])[0].prompt_token_ids
-    scratch, tuned, optimizer = (code for kind, code in blocks if kind == "toml")
-    Path("train.toml").write_text(scratch + optimizer)
-    Path("tuned.toml").write_text(tuned)
+    sources = next(table for table in tables if table.startswith("[[data]]"))
+    Path("sources.toml").write_text('[model]\npath = "chat-model"\n' + sources)
+    assert _run(["data", "preview", "sources.toml"]) == 0
+    for name in ("chat.toml", "tuned.toml"):
+        assert (
+            _run(["train", name, "--set", "train.steps=2", "--set", f"output.directory=runs/of-{name}"]) == 0
+        )
     small = [word for setting in SMALL for word in ("--set", setting)]
-    assert _run(["train", "tuned.toml", "--set", "train.steps=2"]) == 0
     for kind, code in blocks:
         for command in code.splitlines() if not kind else ():
             words = command.partition("#")[0].replace('"', "").split()[1:]

@@ -32,13 +32,14 @@ def write(folder):
     parquet.write_table(pyarrow.Table.from_pylist(ROWS), folder / "e.parquet")
 
 
-def test_all_kinds_of_files_have_the_same_records(tmp_path):
+def test_all_kinds_of_files_have_the_same_records(tmp_path, caplog):
     """Blank lines are no records; hidden files and files of other kinds are not read."""
     write(tmp_path)
     for name in (".hidden.jsonl", "f.csv", "g.txt"):
         (tmp_path / name).write_text("x")
     by_file = {path: read(tmp_path / path, "text", "more") for path in record_files(tmp_path)}
     assert [*by_file] == ["a.jsonl", "b.NDJSON.gz", "c.json", "d.json.gz", "e.parquet"]
+    assert "1 files of other kinds left out, such as 'f.csv'" in caplog.text
     for name, own in by_file.items():
         assert [(r.text("text"), r.value("more")) for r in own] == [(r["text"], r["more"]) for r in ROWS], (
             name

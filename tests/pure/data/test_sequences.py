@@ -28,7 +28,7 @@ def pairs(sequences):
     return sorted((int(token), int(label)) for row in rows for token, label in zip(*row) if label != IGNORED)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(LENGTHS, st.integers(40, 100))
 def test_packing_predicts_what_padding_predicts(lengths, context):
     """Each example once and whole. No two sequences fit into one, and at most one is half empty."""
@@ -44,7 +44,7 @@ def test_packing_predicts_what_padding_predicts(lengths, context):
     assert pack_lengths(lengths, context) == packed.bins
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(LENGTHS, st.integers(2, 30))
 def test_long_examples_are_split_truncated_or_dropped(lengths, most):
     """Splitting predicts the same tokens; each example is counted."""
@@ -69,7 +69,7 @@ def sources(sizes):
     ]
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(
     st.lists(st.tuples(st.integers(1, 30), st.floats(0.1, 10.0)), min_size=1, max_size=4),
     st.integers(0, 2**63 - 1),
@@ -93,9 +93,9 @@ def test_a_mixture_is_a_function_of_the_step(parts, seed):
 def test_weights_are_shares_of_sequences():
     """Also across the blocks in which sources are chosen; another seed gives another order."""
     mixture = Batches(sources([50, 500, 5]), 1000, 1, (1.0, 2.0, 5.0))
-    chosen = np.concatenate([mixture.at(step)["tokens"][:, 0] // 1000 for step in (*range(20), 65, 66)])
+    chosen = np.concatenate([mixture.at(step)["tokens"][:, 0] // 1000 for step in (*range(6), 65, 66)])
     shares = np.bincount(chosen) / len(chosen)
-    np.testing.assert_allclose(shares, [0.125, 0.25, 0.625], atol=0.02)
+    np.testing.assert_allclose(shares, [0.125, 0.25, 0.625], atol=0.03)
     other = Batches(sources([50, 500, 5]), 1000, 2, (1.0, 2.0, 5.0))
     assert not np.array_equal(other.at(0)["tokens"], mixture.at(0)["tokens"])
     single = Batches(sources([50, 500, 5]), 1, 1, (1.0, 2.0, 5.0))

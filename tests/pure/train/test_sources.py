@@ -12,12 +12,24 @@ from support.chat_model import MARKED, PLAIN, conversation, write_chat_model, wr
 from tilewise.checkpoint import load_tokenizer
 from tilewise.core import ConfigError
 from tilewise.data import IGNORED
+from tilewise.generate import template_process
 from tilewise.train import check_config, prepare_data
 from tilewise.train.training_data import describe_source
 
 CONVERSATIONS = [conversation(number) for number in range(24)]
 ENDS_ONCE = PLAIN.replace("{% if add", "{% if not add_generation_prompt %}[end]{% endif %}{% if add")
 FORGETS = PLAIN.replace("{{ m.content }}", "{{ m.content if loop.last or m.role == 'user' else '' }}")
+
+
+@pytest.fixture(autouse=True)
+def rendered_here(monkeypatch):
+    """Renders templates in this process, which is faster; runs of these sources use the process."""
+    problem_of = template_process.template_child.problem_of
+    monkeypatch.setattr(
+        template_process.TemplateProcesses,
+        "render_all",
+        lambda _, template, conversations: [problem_of(template, each) for each in conversations],
+    )
 
 
 @pytest.fixture(scope="module")
