@@ -13,13 +13,15 @@ from tilewise.checkpoint.dcp import is_distributed, open_distributed
 from tilewise.checkpoint.files import (
     check_replaceable,
     check_writable,
+    remove_directory,
     remove_leftovers,
+    replace_directory,
 )
 from tilewise.checkpoint.generation import load_generation_config
 from tilewise.checkpoint.gguf import GgufModel, gguf_model
 from tilewise.checkpoint.hub import find_model
 from tilewise.checkpoint.lock import lock_directory
-from tilewise.checkpoint.manifest import ConfigChange
+from tilewise.checkpoint.manifest import ConfigChange, EvaluationRecord
 from tilewise.checkpoint.pretrained import model_files, save_model_directory, save_pretrained
 from tilewise.checkpoint.quantise import quantise_weights
 from tilewise.checkpoint.quantised import QuantisedTensor, formats_of
@@ -62,6 +64,7 @@ __all__ = [
     "Companions",
     "ConfigChange",
     "DamagedCheckpoint",
+    "EvaluationRecord",
     "FileTensor",
     "FinishedModel",
     "GgufModel",
@@ -104,7 +107,9 @@ __all__ = [
     "open_weights",
     "parse_quantisation",
     "quantise_weights",
+    "remove_directory",
     "remove_leftovers",
+    "replace_directory",
     "save_checkpoint",
     "save_model_directory",
     "save_pretrained",

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator
 
 from tilewise.checkpoint.boxes import Box, Misfit, misfit
 from tilewise.checkpoint.header import MAX_DIMS, MAX_SIZE, dtype_of_name
@@ -30,6 +30,7 @@ from tilewise.files.reading import Unreadable, parse_json, read_whole
 __all__ = [
     "MANIFEST",
     "ConfigChange",
+    "EvaluationRecord",
     "Manifest",
     "ModelRecord",
     "PartRecord",
@@ -109,6 +110,23 @@ class ConfigChange(BaseModel):
     new: Any
 
 
+class EvaluationRecord(BaseModel):
+    """What the evaluations of a run say about its best model.
+
+    Attributes:
+        best_loss: lowest held-out loss, in nats per token.
+        best_step: number of optimizer steps done at that evaluation.
+        num_without_gain: evaluations since the last one that lowered the lowest loss by more than the
+            threshold of early stopping.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    best_loss: FiniteFloat
+    best_step: Annotated[int, Field(ge=0)]
+    num_without_gain: Annotated[int, Field(ge=0)] = 0
+
+
 class ModelRecord(BaseModel):
     """What a manifest says about the finished model: a model directory that can be made of the
     checkpoint's parameters and the files in its folder `model/`.
@@ -159,6 +177,8 @@ class Manifest(BaseModel):
         changes: changes of the configuration since the run began, in order. The file has this key
             only if there are changes, so that files of runs without changes equal those of earlier
             versions.
+        evaluation: what the run needs for its best model and for early stopping. The file has this
+            key only if the run uses one of the two.
         digest: SHA-256 of all other fields.
     """
 
@@ -173,6 +193,7 @@ class Manifest(BaseModel):
     model: ModelRecord | None = None
     tokenizer: str | None = None
     changes: list[ConfigChange] = []
+    evaluation: EvaluationRecord | None = None
     digest: str = ""
 
     @field_validator("version", mode="before")
@@ -194,6 +215,7 @@ class Manifest(BaseModel):
         tensors: Mapping[str, TensorRecord],
         model: ModelRecord | None,
         changes: Sequence[ConfigChange] = (),
+        evaluation: EvaluationRecord | None = None,
     ) -> Manifest:
         """Make a manifest, with its digest.
 
@@ -209,6 +231,7 @@ class Manifest(BaseModel):
             tensors=dict(tensors),
             model=model,
             changes=list(changes),
+            evaluation=evaluation,
         ).signed()
 
     def signed(self) -> Manifest:
@@ -223,10 +246,10 @@ class Manifest(BaseModel):
         return json.dumps(self._dump()) + "\n"
 
     def _dump(self) -> dict[str, Any]:
-        """The fields. `model` and `changes` are left out if they are empty, as in older
+        """The fields. `model`, `changes` and `evaluation` are left out if they are empty, as in older
         checkpoints.
         """
-        absent = {name for name in ("model", "changes") if not getattr(self, name)}
+        absent = {name for name in ("model", "changes", "evaluation") if not getattr(self, name)}
         return self.model_dump(exclude=absent)
 
     def parts_by_device(self) -> dict[int, dict[str, PartRecord]]:

@@ -37,6 +37,7 @@ from tilewise.checkpoint.files import remove_directory, remove_leftovers, replac
 from tilewise.checkpoint.manifest import (
     MANIFEST,
     ConfigChange,
+    EvaluationRecord,
     Manifest,
     ModelRecord,
     parse_manifest,
@@ -150,6 +151,8 @@ class TrainingState:
         model: the finished model. Loading does not read it.
         mesh: axes of the device mesh; empty for one device.
         changes: changes of the configuration since the run began, in order.
+        evaluation: what the run needs for its best model and for early stopping; None if it uses
+            neither.
     """
 
     step: int
@@ -157,6 +160,7 @@ class TrainingState:
     model: FinishedModel | None = None
     mesh: Mapping[str, int] = field(default_factory=dict)
     changes: Sequence[ConfigChange] = ()
+    evaluation: EvaluationRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -175,6 +179,7 @@ class OpenCheckpoint:
         tokenizer: checksum of the tokenizer.json in the checkpoint. Only checkpoints from before
             `model` existed have it.
         changes: changes of the configuration since the run began, in order.
+        evaluation: see `TrainingState`.
     """
 
     path: Path
@@ -186,6 +191,7 @@ class OpenCheckpoint:
     model: ModelRecord | None
     tokenizer: str | None
     changes: tuple[ConfigChange, ...] = ()
+    evaluation: EvaluationRecord | None = None
 
     @property
     def nbytes(self) -> int:
@@ -288,7 +294,7 @@ def save_checkpoint(
     work = _Work(2 * sum(tensor.nbytes for tensor in tensors.values()), on_progress)
     settings = _validate.json("save_checkpoint", "a configuration", config)
     records = describe(tensors, num_devices, work.add)
-    meta = Manifest.of(step, settings, mesh, num_devices, records, model, state.changes)
+    meta = Manifest.of(step, settings, mesh, num_devices, records, model, state.changes, state.evaluation)
     _require_readable(meta)
     with writing(root):
         root.mkdir(parents=True, exist_ok=True)
@@ -435,6 +441,7 @@ def open_checkpoint(path: str | Path) -> OpenCheckpoint:
         meta.model,
         meta.tokenizer,
         tuple(meta.changes),
+        meta.evaluation,
     )
 
 
@@ -464,7 +471,13 @@ def load_checkpoint(
     opened = open_checkpoint(path)
     changes = config_changes(opened, config, may_change)
     opened.verify(on_progress)
-    return TrainingState(opened.step, opened.tensors, mesh=opened.mesh, changes=(*opened.changes, *changes))
+    return TrainingState(
+        opened.step,
+        opened.tensors,
+        mesh=opened.mesh,
+        changes=(*opened.changes, *changes),
+        evaluation=opened.evaluation,
+    )
 
 
 def load_latest(

@@ -188,6 +188,31 @@ def convert(
     convert_checkpoint(source, target, model, part, _console(), ignored, kind)
 
 
+@checkpoints.command()
+def merge(
+    base: Annotated[
+        Path,
+        typer.Argument(help="The model: a Hugging Face directory, or a GGUF file.", show_default=False),
+    ],
+    adapter: Annotated[
+        Path, typer.Argument(help="An adapter of the model: a directory of PEFT.", show_default=False)
+    ],
+    target: Annotated[Path, typer.Argument(help="The Hugging Face directory to write.", show_default=False)],
+    *,
+    engine: Annotated[Values, Options(EngineSettings, only=("ignore_config_fields",))],
+) -> None:
+    """Write a model with an adapter added to its weights.
+
+    Weights are added in fp32 and have the dtypes of the model; quantised weights become bf16. Tokenizer, chat
+    templates and generation settings are the model's. The target must not exist.
+
+    Example: `tilewise checkpoint merge base-model runs/tuned/adapter tuned-model`
+    """
+    from tilewise.cli.convert import merge_adapter
+
+    merge_adapter(base, adapter, target, _console(), EngineSettings(**engine).ignore_config_fields)
+
+
 def _console() -> Console:
     from rich.console import Console
 

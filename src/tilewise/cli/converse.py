@@ -17,7 +17,7 @@ from typing import Any
 
 from tilewise.checkpoint import check_token_ids
 from tilewise.cli.terminal import write_to
-from tilewise.cli.write import Request, context_limit, make_engine, say_settings
+from tilewise.cli.write import Request, context_limit, make_engine, prompt_of, say_settings
 from tilewise.core import ConfigError
 from tilewise.generate import ChatTemplate, Sampling, check_prompt, combine_settings, encode_prompt
 from tilewise.serve import Engine
@@ -120,7 +120,7 @@ def _answer(
         return
     answer = ""
     with stoppable() as stopped:
-        for delta in engine.stream([ids], sampling):
+        for delta in engine.stream([prompt_of(engine, ids)], sampling):
             answer += delta.text
             write_to(sys.stdout, delta.text)
             if stopped.is_set():

@@ -22,9 +22,10 @@ from tilewise.core import CheckpointError, ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tilewise.checkpoint import Tensor
+    from tilewise.checkpoint import FinishedModel, OpenCheckpoint, Tensor
+    from tilewise.models import ModelConfig
 
-__all__ = ["convert_checkpoint", "find_checkpoints"]
+__all__ = ["convert_checkpoint", "find_checkpoints", "merge_adapter"]
 
 _SAFETENSORS, _GGUF = ".safetensors", ".gguf"
 _MOST_TOKENS = (1 << 31) - 1
@@ -123,7 +124,7 @@ def convert_checkpoint(
             f"{str(model_dir)!r} for {str(target)!r}; {'remove --model' if is_file else 'name an existing directory'}"
         )
     with track_work(console, "checking") as progress:
-        opened = _open(source, target, part, progress.show)
+        opened = _open(source, target, part, model_dir, progress.show)
     with track_work(console, "writing") as progress:
         if is_file:
             _write_file(target, opened, progress.show)
@@ -131,7 +132,43 @@ def convert_checkpoint(
             _write_directory(target, opened, model_dir, console, progress.show, ignore)
 
 
-def _open(source: Path, target: Path, part: str | None, show: Callable[[int, int], object]) -> _Source:
+def merge_adapter(
+    base: Path, adapter: Path, target: Path, console: Console, ignore: Sequence[str] = ()
+) -> None:
+    """Write a model with an adapter added to its weights.
+
+    Args:
+        base: a model directory, or a GGUF file.
+        adapter: a PEFT directory of an adapter of the model.
+        target: the Hugging Face directory to write.
+        console: shows progress.
+        ignore: fields of config.json to ignore.
+
+    Raises:
+        ConfigError: the target exists, or the adapter has an unsupported setting or belongs to another model.
+        CheckpointError: a file is damaged.
+        ResourceError: the target cannot be written. No part of it remains.
+    """
+    from tilewise import models
+    from tilewise.checkpoint import check_writable, model_files, save_model_directory
+    from tilewise.train.progress import track_work
+
+    if os.path.lexists(target):
+        raise ConfigError(
+            f"[cli.merge] the target must not exist; got {str(target)!r}; choose another name, or move it away"
+        )
+    check_writable(target.parent)
+    config = models.open(base, ignore=ignore)
+    loaded = models.load_adapter(adapter, config)
+    merged = models.merged_weights(models.open_weights(base, config), loaded)
+    tensors = dict(models.stored_tensors(config, merged))
+    with track_work(console, "writing") as progress:
+        save_model_directory(target, model_files(copy_from=base), _counted(tensors.items(), progress.show))
+
+
+def _open(
+    source: Path, target: Path, part: str | None, model_dir: Path | None, show: Callable[[int, int], object]
+) -> _Source:
     from tilewise.checkpoint import (
         gguf_model,
         is_distributed,
@@ -163,7 +200,7 @@ def _open(source: Path, target: Path, part: str | None, show: Callable[[int, int
             "its weights are safetensors, name their file"
         ) from None
     _refuse_place_of_checkpoints(newest, target)
-    return _open_training(newest, show)
+    return _open_training(newest, model_dir, show)
 
 
 def _write_gguf(
@@ -234,26 +271,35 @@ def _require_no_part(source: Path, part: str | None) -> None:
         )
 
 
-def _open_training(path: Path, show: Callable[[int, int], object]) -> _Source:
+def _open_training(path: Path, model_dir: Path | None, show: Callable[[int, int], object]) -> _Source:
     """Open a training checkpoint and check every byte. Its parameters get the names of the model
-    family's files and the dtypes of the run's finished model.
+    family's files and the dtypes of the run's finished model. Frozen parameters are those of
+    `model_dir`. Of a run with adapters, only these are converted.
     """
     from tilewise import models
     from tilewise.checkpoint import cast_tensors, load_tokenizer, model_files, open_checkpoint
+    from tilewise.checkpoint.adapters import ADAPTER_CONFIG
 
     opened = open_checkpoint(path)
     opened.verify(show)
     settings = opened.config.get("model")
     config = models.config_from_dict(settings if isinstance(settings, dict) else {})
+    finished = opened.read_model()
+    if finished is not None and ADAPTER_CONFIG in finished.files:
+        return _adapter_of(opened, config, finished)
     names = [name for name, _ in models.parameter_shapes(config)]
     missing = [name for name in names if name not in opened.tensors]
-    if missing:
+    base: Mapping[str, Any] = {}
+    if missing and "frozen" in opened.config:
+        base = _frozen_of(opened.config["frozen"], missing, config, model_dir, path)
+    elif missing:
         raise CheckpointError(
             f"[cli.convert] a checkpoint must have its model's parameters; got no {missing[0]!r} in "
             f"{str(path)!r}; convert one that `tilewise train` wrote"
         )
-    parameters: Mapping[str, Tensor] = {name: opened.tensors[name] for name in names}
-    finished = opened.read_model()
+    parameters: Mapping[str, Tensor] = {
+        name: opened.tensors[name] if name in opened.tensors else base[name] for name in names
+    }
     if finished is not None:
         files, parameters = finished.files, cast_tensors(parameters, finished.dtypes)
     else:  # saved by an earlier version
@@ -261,6 +307,45 @@ def _open_training(path: Path, show: Callable[[int, int], object]) -> _Source:
         tokenizer = None if opened.tokenizer is None else load_tokenizer(path, config.vocab_size)
         files = model_files(content, tokenizer, _tokens(content))
     return _Source(dict(models.stored_tensors(config, parameters)), files)
+
+
+def _adapter_of(opened: OpenCheckpoint, config: ModelConfig, finished: FinishedModel) -> _Source:
+    """The adapter of a training checkpoint, under the names of PEFT's files."""
+    from tilewise import models
+    from tilewise.checkpoint import cast_tensors
+    from tilewise.checkpoint.adapters import LoraConfig
+
+    settings = dict(opened.config.get("lora") or {})
+    layout = models.lora_layout(config, LoraConfig(**settings))
+    missing = next((name for name in layout.shapes if name not in opened.tensors), None)
+    if missing is not None:
+        raise CheckpointError(
+            f"[cli.convert] a checkpoint must have its adapter's parameters; got no {missing!r} in "
+            f"{str(opened.path)!r}; convert one that `tilewise train` wrote"
+        )
+    own = {name: opened.tensors[name] for name in layout.shapes}
+    return _Source(dict(layout.stored(cast_tensors(own, finished.dtypes))), finished.files)
+
+
+def _frozen_of(
+    digest: object, names: list[str], config: ModelConfig, model_dir: Path | None, path: Path
+) -> Mapping[str, Tensor]:
+    """The frozen parameters of a training checkpoint, from the model that the run started from."""
+    from tilewise import models
+    from tilewise.train import frozen_digest
+
+    if model_dir is None:
+        raise ConfigError(
+            f"[cli.convert] a checkpoint with frozen parameters has only the others; got no --model for {str(path)!r}; "
+            "give the model directory that training started from"
+        )
+    weights = models.open_weights(model_dir, config)
+    if frozen_digest(weights, names) != digest:
+        raise CheckpointError(
+            f"[cli.convert] --model must be the model that training started from; got {str(model_dir)!r}, whose frozen "
+            "weights differ; give the same model"
+        )
+    return weights
 
 
 def _write_file(target: Path, source: _Source, show: Callable[[int, int], object]) -> None:
@@ -281,10 +366,14 @@ def _write_directory(
     ignore: Sequence[str],
 ) -> None:
     from tilewise.checkpoint import save_model_directory
+    from tilewise.checkpoint.adapters import ADAPTER_CONFIG, save_adapter
 
     model_dir = source.model_dir if model_dir is None else model_dir
     if source.files is not None:
         files, tensors = _with_files_of(source.files, model_dir), source.tensors
+        if ADAPTER_CONFIG in files:
+            save_adapter(target, source.files, _counted(tensors.items(), show))
+            return
     elif model_dir is not None:
         files, tensors = _as_model(source.tensors, model_dir, ignore)
     else:

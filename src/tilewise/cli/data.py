@@ -13,6 +13,8 @@ from tilewise.cli.help import App
 from tilewise.cli.options import make_console
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from rich.text import Text
     from tokenizers import Tokenizer
 
@@ -49,6 +51,7 @@ def preview(
 
     Example: `tilewise data preview train.toml`
     """
+    from tilewise.data import PairBatches
     from tilewise.train import load_config, prepare_data
     from tilewise.train.training_data import describe_source
 
@@ -63,8 +66,9 @@ def preview(
     batches = _batches(prepared)
     counted = sum(source.counts.counted for source in prepared.sources)
     tokens = sum(source.counts.tokens for source in prepared.sources)
+    noun = "pairs" if isinstance(prepared.batches, PairBatches) else "sequences"
     output.print(
-        f"{batches.num_windows:,} sequences, {tokens:,} tokens, {counted / max(tokens, 1):.1%} of them counted; "
+        f"{batches.num_windows:,} {noun}, {tokens:,} tokens, {counted / max(tokens, 1):.1%} of them counted; "
         f"{batches.num_windows / batches.batch:,.1f} steps per epoch",
         highlight=False,
         markup=False,
@@ -72,24 +76,44 @@ def preview(
 
 
 def _batches(prepared: TrainingData) -> Batches:
-    from tilewise.data import MaskedBatches
+    from tilewise.data import Batches
 
     batches = prepared.batches
-    return batches.batches if isinstance(batches, MaskedBatches) else batches
+    return batches if isinstance(batches, Batches) else batches.batches
 
 
 def _sequence(prepared: TrainingData, number: int, has_colours: bool) -> Iterator[Text]:
-    """A title and the text of the n-th sequence of a run."""
+    """A title and the text of the n-th sequence of a run, or of both sequences of the n-th pair."""
+    from tilewise.data import PairBatches
+
+    if isinstance(prepared.batches, PairBatches):
+        source, pair = prepared.batches.place(number)
+        for word, (tokens, labels) in zip(("chosen", "rejected"), pair):
+            title = f"{word} sequence of pair {number + 1}"
+            yield from _described(prepared, source, title, tokens, labels, has_colours)
+        return
+    source, tokens, labels = _batches(prepared).row(number)
+    yield from _described(prepared, source, f"sequence {number + 1}", tokens, labels, has_colours)
+
+
+def _described(
+    prepared: TrainingData,
+    source: int,
+    name: str,
+    tokens: NDArray[np.int32],
+    labels: NDArray[np.int32],
+    has_colours: bool,
+) -> Iterator[Text]:
+    """A title and the text of a sequence."""
     from rich.text import Text
 
     from tilewise.data import IGNORED
 
-    source, tokens, labels = _batches(prepared).row(number)
     # a label is that of the next token; the last one may be only predicted
     counted = [False, *(labels != IGNORED).tolist()]
     ids = [*tokens.tolist(), *labels[-1:][labels[-1:] != IGNORED].tolist()]
     num_counted = sum(counted)
-    title = f"sequence {number + 1} of {prepared.sources[source].source.path}: {len(ids)} tokens, {num_counted} counted"
+    title = f"{name} of {prepared.sources[source].source.path}: {len(ids)} tokens, {num_counted} counted"
     yield Text(title, style="bold")
     text = Text()
     for piece, is_counted in _pieces(prepared.tokenizer, ids, counted):

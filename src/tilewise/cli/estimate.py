@@ -206,7 +206,7 @@ def _work(config: TrainConfig, plan: Plan, peaks: _Peaks | None) -> Iterator[str
         yield "time per step: not estimated, because memory is too small to measure its speed; give --bandwidth-gbps"
         return
     time = _step_time(cost, peaks, plan.idle_shares()[plan.layout.stage_of(slowest)])
-    tokens = config.train.batch * config.data.context
+    tokens = config.num_sequences * config.data.context
     parts = {
         "compute": time.compute,
         "memory": time.memory,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,7 @@ def evaluate_files(
     tp: int,
     dtype: str,
     quantization: str | None,
+    adapters: Mapping[str, str],
     console: Console,
     ignore: Sequence[str] = (),
 ) -> Score:
@@ -45,6 +46,7 @@ def evaluate_files(
         tp: number of devices that share every layer.
         dtype: dtype of weights and activations.
         quantization: as `EngineSettings.quantization`.
+        adapters: the directory of an adapter by name; at most one.
         console: shows progress.
         ignore: fields of config.json to ignore.
 
@@ -76,14 +78,21 @@ def evaluate_files(
             config.bos_token_id if config.bos_token_id is not None else next(iter(config.eos_token_ids), 0)
         )
         corpus = load_standard_library(0.0) if data == "stdlib" else load_corpus(data, 0.0)
-        graph = tw.ComputeGraph(config.model_type)
+        if len(adapters) > 1:
+            raise ConfigError(
+                f"[cli.evaluate] --lora must be given once; got {', '.join(adapters)}; evaluate one after the other"
+            )
+        adapter = next((models.load_adapter(path, config) for path in adapters.values()), None)
+        graph = tw.ComputeGraph(
+            config.model_type, adapters=None if adapter is None else adapter.layout.adapters
+        )
         length = tw.Dim("seq", 1, width)
         models.build_training_graph(graph, config, batch, length, choose_dtype(dtype, config.dtype))
         weights = models.with_quantization(models.open_weights(model_dir, config), config, quantization)
         plan = graph.plan({"tp": tp} if tp > 1 else {})
     started = time.perf_counter()
     with graph.instantiate(plan) as model, track_work(console, "files") as progress:
-        model.load_parameters(weights)
+        model.load_parameters(weights if adapter is None else {**weights, **adapter.weights})
         score = score_files(
             model,
             tokenizer,

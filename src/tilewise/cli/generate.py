@@ -20,6 +20,7 @@ _ENGINE = (
     "quantization",
     "max_model_len",
     "load_format",
+    "lora_modules",
     "generation_config",
     "ignore_config_fields",
 )
@@ -80,6 +81,8 @@ def generate(
         raise typer.BadParameter("--system needs --chat")
     if chat and (prompt == "-" or sampling.setdefault("n", 1) > 1):
         raise typer.BadParameter("--chat reads messages from standard input and gives one answer to each")
+    if len(engine.get("lora_modules", ())) > 1:
+        raise typer.BadParameter("--lora must be given once: one text has one adapter")
     structure = find_structure(json_schema, regex, choice, grammar)
     if structure is not None and chat:
         raise typer.BadParameter("--chat does not support --json-schema, --regex, --choice and --grammar")

@@ -378,7 +378,10 @@ def evaluate(
     revision: Annotated[str | None, REVISION] = None,
     *,
     engine: Annotated[
-        Values, Options(EngineSettings, only=(*_SMALL_ENGINE, "quantization"), defaults={"dtype": "bf16"})
+        Values,
+        Options(
+            EngineSettings, only=(*_SMALL_ENGINE, "quantization", "lora_modules"), defaults={"dtype": "bf16"}
+        ),
     ],
 ) -> None:
     """Measure how well a model predicts files: perplexity per token, bits per byte.
@@ -402,6 +405,7 @@ def evaluate(
         tp=settings.tensor_parallel_size,
         dtype=settings.dtype,
         quantization=settings.quantization,
+        adapters=settings.adapters(),
         console=console,
         ignore=settings.ignore_config_fields,
     )

@@ -99,7 +99,7 @@ def _of_training(source: Path) -> _Drawing:
     config = load_config(source)
     is_padded = config.data.is_padded
     words = f"up to {config.data.context}" if is_padded else f"{config.data.context}"
-    note = f"A training step before gradients are added: {config.train.batch} sequences of {words} tokens."
+    note = f"A training step before gradients are added: {config.num_sequences} sequences of {words} tokens."
     return _Drawing(make_graph(config, is_padded=is_padded), note)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tilewise.generate import Sampling
     from tilewise.models import ModelConfig
     from tilewise.serve import Engine, SamplingParams, StructuredOutputsParams
+    from tilewise.serve.engine import Prompt
     from tilewise.settings import EngineSettings
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Writing",
     "context_limit",
     "make_engine",
+    "prompt_of",
     "read_prompt",
     "say_settings",
     "stream",
@@ -116,6 +118,13 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
         ) from None
 
 
+def prompt_of(engine: Engine, prompt: str | Sequence[int]) -> Prompt:
+    """A prompt, as text or token ids, for the engine's adapter, if it has one."""
+    name = next(iter(engine.model.adapters), None)
+    field = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
+    return prompt if name is None else {field: prompt, "lora": name}
+
+
 def stream(engine: Engine, prompt: str, sampling: Sampling, file: TextIO | None) -> Writing:
     """Continue one prompt once. New text is written to `file` as it arrives, or nowhere without
     a file.
@@ -130,7 +139,7 @@ def _stream_all(
     writings = [Writing() for _ in range(sampling.n)]
     shown = _InOrder(sampling.n, file)
     started = time.perf_counter()
-    for delta in engine.stream([prompt], sampling):
+    for delta in engine.stream([prompt_of(engine, prompt)], sampling):
         writing, elapsed = writings[delta.choice], time.perf_counter() - started
         if writing.tokens:
             writing.rest_s = elapsed - writing.first_s

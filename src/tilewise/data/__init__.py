@@ -7,6 +7,7 @@ from tilewise.data.batches import Batches
 from tilewise.data.corpus import Corpus, TextFile, is_held_out, load_corpus, load_standard_library
 from tilewise.data.examples import IGNORED, ExampleCounts, ExampleList, Examples
 from tilewise.data.masked import MaskedBatches
+from tilewise.data.pairs import PairBatches, PairedExamples
 from tilewise.data.records import Record, read_records, record_files
 from tilewise.data.sequences import (
     PackedExamples,
@@ -29,6 +30,8 @@ __all__ = [
     "MaskedBatches",
     "PackedExamples",
     "PaddedExamples",
+    "PairBatches",
+    "PairedExamples",
     "Record",
     "Sequences",
     "TextDocuments",

@@ -92,10 +92,10 @@ class Batches:
 
     def row(self, number: int) -> tuple[int, NDArray[np.int32], NDArray[np.int32]]:
         """The n-th sequence of the run: the number of its source, its tokens and its labels."""
-        source, index = self._place(number)
+        source, index = self.place(number)
         return source, *self.sources[source].row(index)
 
-    def _place(self, number: int) -> tuple[int, int]:
+    def place(self, number: int) -> tuple[int, int]:
         """The source, and the sequence in it, of the n-th sequence of the run."""
         if self.weights is None:
             epoch, position = divmod(number, self.num_windows)

@@ -3,6 +3,7 @@
 A template is the structure of a repeated layer. It is traced once and used by many calls.
 """
 
+from tilewise.graph.adapters import Adapter
 from tilewise.graph.builder import GraphBuilder
 from tilewise.graph.gradients import Differentiated, differentiate
 from tilewise.graph.passes import fix_sizes, fuse_into_table_gradients, simplify
@@ -11,6 +12,7 @@ from tilewise.graph.split_backward import split_backward
 from tilewise.graph.templates import LayerFunction, layer
 
 __all__ = [
+    "Adapter",
     "Differentiated",
     "GraphBuilder",
     "LayerFunction",

@@ -15,6 +15,7 @@ from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.core.errors import ShapeError
 from tilewise.core.tree import MAX_COUNT
 from tilewise.core.validation import Validator
+from tilewise.graph.adapters import Adapter, check_adapters
 from tilewise.graph.composed import ComposedMethods, attention_scores
 from tilewise.graph.declarations import INV_COUNT
 from tilewise.graph.draft import GraphDraft
@@ -38,6 +39,11 @@ class GraphBuilder(ComposedMethods):
             with unequal shares. None: what the model prefers, or 8.
         formats: the formats of quantised weights (`tilewise.formats`), by the parameters' full names.
             A weight that is not listed is stored in its dtype.
+        adapters: low-rank adapters (`Adapter`) of weights of `nn.linear`, by the weights' full names.
+
+    Attributes:
+        gates: factors of gated adapters, `[rows, rank]`, one tensor for each number of rows. The author of a
+            layer sets them before its first product.
 
     Shapes: sizes are `int` or `Dim`; row-major, last dim fastest. Every call raises ShapeError if
     its operands do not fit, have the wrong type, or belong to another graph. The message contains
@@ -46,13 +52,20 @@ class GraphBuilder(ComposedMethods):
     """
 
     def __init__(
-        self, name: str = "graph", *, k_splits: int | None = None, formats: Mapping[str, str] | None = None
+        self,
+        name: str = "graph",
+        *,
+        k_splits: int | None = None,
+        formats: Mapping[str, str] | None = None,
+        adapters: Mapping[str, Adapter] | None = None,
     ) -> None:
         self.name = _validate.text("GraphBuilder", "a graph's name", name)
         self._is_chosen = k_splits is not None
         k_splits = _USUAL_K_SPLITS if k_splits is None else k_splits
         self.k_splits = _validate.integer("GraphBuilder", "k_splits", k_splits, 1, MAX_COUNT)
         self.formats = dict(formats or {})
+        self.adapters = check_adapters({} if adapters is None else adapters)
+        self.gates: tuple[TensorNode, ...] = ()
         self.draft = GraphDraft(self)
 
     def prefer_k_splits(self, number: int) -> None:

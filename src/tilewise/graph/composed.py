@@ -102,6 +102,29 @@ class ComposedMethods(TensorMethods):
         _validate.choice(call, "reduction", reduction, ("mean", "sum", "none"))
         return x if reduction == "none" else self._total(reduction, x, None, False)
 
+    def sequence_log_probs(
+        self, logits: TensorNode, labels: TensorNode, *, ignore_index: int = -100
+    ) -> TensorNode:
+        """The sum of the log-probabilities of each sequence's counted labels, `[batch]` in f32.
+
+        Args:
+            logits: `[batch, seq, classes]`; `seq` may be a symbol.
+            labels: `[batch, seq]` i32.
+            ignore_index: the label that is not counted.
+        """
+        name = "sequence_log_probs.one"
+        with self.all_or_nothing():
+            is_new = name not in self.draft.names
+            one = self.constant(np.ones(1, np.float32), name=name, storage="vector") if is_new else None
+            one = one or self.draft.tensors[self.draft.names[name]]
+            return self.op("sequence_log_probs", [logits, labels, one], ignore_index=ignore_index)[0]
+
+    def swap_pairs(self, x: TensorNode) -> TensorNode:
+        """x `[batch]` f32 with the elements 2i and 2i + 1 exchanged. Every device and microbatch must
+        have whole pairs.
+        """
+        return self.op("swap_pairs", [x])[0]
+
     # ---- convolutions -------------------------------------------------------------------------------------
 
     def conv2d(

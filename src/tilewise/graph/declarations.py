@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,7 @@ class Declarations:
         labels: Labels = (),
         init: str | None = None,
         init_scale: float = 1.0,
+        trainable: bool = True,
         layout: Hint | None = None,
         tile_hint: int | None = None,
     ) -> TensorNode:
@@ -107,9 +109,12 @@ class Declarations:
             init: initial values: `normal`, `ones` or `zeros`; by default random weights, and ones
                 for vectors.
             init_scale: standard deviation of random values, as a multiple of that of other weights.
+            trainable: False for a parameter that training does not change. It has no gradient, no
+                fp32 master and no optimizer state.
             layout: as in `input`.
             tile_hint: rows per tile; for a weight a multiple of 32.
         """
+        trainable = _validate.truth("parameter", "trainable", trainable)
         spec = _spec("parameter", shape, dtype, labels, name, "rows", tile_hint)
         if len(spec.shape) > 2 or not all(isinstance(s, int) for s in spec.shape) or spec.dtype.name == "i32":
             _validate.invalid(
@@ -124,7 +129,36 @@ class Declarations:
             storage = self._format_of(spec)
         layout = spec.dist_hint if layout is None else layout
         spec = replace(spec, storage=storage, init=first, init_scale=init_scale)
-        return self._declare("parameter", spec, layout)
+        node = self._declare("parameter", spec, layout)
+        if not trainable:
+            self.draft.freeze_parameter(node.id)
+        return node
+
+    def freeze_parameters(self, *patterns: str) -> list[str]:
+        """Let training not change parameters that are declared by now.
+
+        Args:
+            patterns: of their names, such as `layers.[0-7].*` or `*norm.weight`.
+
+        Returns:
+            The names of all parameters that match, in order of declaration.
+
+        Raises:
+            ShapeError: there is no pattern, or one matches no parameter.
+        """
+        rule = "patterns must be names of parameters, with * for any characters"
+        if not patterns:
+            _validate.invalid("freeze_parameters", rule, "none", 'pass "layers.0.*"')
+        parameters = [t for t in self.draft.tensors if t.kind == "parameter"]
+        for pattern in patterns:
+            _validate.text("freeze_parameters", "a pattern of names", pattern)
+            if not any(fnmatchcase(t.spec.name, pattern) for t in parameters):
+                advice = "see the names in print(graph)"
+                _validate.invalid("freeze_parameters", rule, f"{pattern!r}, which matches none", advice)
+        frozen = [t for t in parameters if any(fnmatchcase(t.spec.name, p) for p in patterns)]
+        for node in frozen:
+            self.draft.freeze_parameter(node.id)
+        return [node.spec.name for node in frozen]
 
     def _format_of(self, spec: TensorSpec) -> str:
         """The format that a parameter is stored in, by the builder's `formats`."""

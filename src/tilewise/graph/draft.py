@@ -24,9 +24,9 @@ from tilewise.ir.op import results_of_call
 __all__ = ["Declared", "DraftedLayer", "GraphDraft", "ValueNumbers"]
 
 OPTIMIZER = "optimizer."
-Declared = tuple[str, TensorFamily | None, int]
+Declared = tuple[str, TensorFamily | None, int, bool]
 """A tensor that every call of a layer declares: its kind, its spec without the call's path (None for a constant, which
-belongs to the graph), and its id in the template."""
+belongs to the graph), its id in the template, and whether it is frozen."""
 
 _validate = Validator("graph", ShapeError)
 _READING_S = 10.0  # how long planning waits for a thread that writes
@@ -130,6 +130,7 @@ class GraphDraft:
         outlined: attributes of calls of the templates that equal single ops share
             (`templates.call_outlined`), by all that these templates depend on.
         hints: layouts that users ask for, by tensor id.
+        frozen: ids of parameters that training does not change.
         phase: phase of the ops that are appended now: forward, backward or update.
         names: ids of inputs, parameters, states and constants, by name.
     """
@@ -142,6 +143,7 @@ class GraphDraft:
         self.constant_values: dict[int, Any] = {}
         self.templates: dict[str, Template] = {}
         self.hints: dict[int, tuple[Axes, ...]] = {}
+        self.frozen: dict[int, None] = {}  # a set, in the order in which it grew
         self.layers: dict[object, DraftedLayer] = {}
         self.values = ValueNumbers()
         self.outlined: dict[object, Mapping[str, Any]] = {}
@@ -158,15 +160,17 @@ class GraphDraft:
         """A `with` block whose declarations and ops are removed if it raises."""
         with self._turn.of("all_or_nothing"):
             tensors, ops = len(self.tensors), len(self.ops)
-            grown = [(d, len(d)) for d in (self.outputs, self.templates)]  # entries are only added
+            grown = [
+                (d, len(d)) for d in (self.outputs, self.templates, self.frozen)
+            ]  # entries are only added
             loss_id, layers, hints = self.loss_id, len(self.layers), len(self._hints_before)
             try:
                 yield
             except BaseException:
                 del self.tensors[tensors:], self.ops[ops:]
-                for names, count in grown:
-                    while len(names) > count:
-                        names.popitem()
+                for entries, count in grown:
+                    while len(entries) > count:
+                        entries.popitem()
                 while len(self.layers) > layers:
                     self._layers_named[self.layers.popitem()[1].function] -= 1
                 while len(self._hints_before) > hints:
@@ -209,6 +213,11 @@ class GraphDraft:
         with self._turn.of("constrain"):
             self._hints_before.append((tensor, self.hints.get(tensor)))
             self.hints[tensor] = layout
+
+    def freeze_parameter(self, tensor: int) -> None:
+        """Let training not change a parameter."""
+        with self._turn.of("freeze_parameters"):
+            self.frozen[tensor] = None
 
     def new_layer(
         self, signature: object, function: str, template: Template, declared: tuple[Declared, ...]
@@ -316,6 +325,7 @@ class GraphDraft:
                 self.constant_values,
                 self.templates,
                 self.hints,
+                tuple(sorted(self.frozen)),
             )
 
     @classmethod
@@ -325,6 +335,7 @@ class GraphDraft:
         draft.tensors, draft.ops = list(graph.tensors), list(graph.ops)
         draft.outputs, draft.constant_values = dict(graph.outputs), dict(graph.constant_values)
         draft.templates, draft.hints = dict(graph.templates), dict(graph.hints)
+        draft.frozen = dict.fromkeys(graph.frozen)
         draft.names = {t.spec.name: t.id for t in graph.tensors if t.spec.name}
         return draft
 

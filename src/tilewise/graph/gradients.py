@@ -76,6 +76,9 @@ class _Tape:
     def op(self, op: Op) -> list[int]:
         return self.append(self.checked(op))
 
+    def spec(self, tensor: int) -> TensorSpec:
+        return self.draft.tensors[tensor].spec
+
     def later(self, op: Op) -> Later:
         return Later(self.checked(op))
 
@@ -328,11 +331,14 @@ class Imports:
         return tuple(t for t in self.imported if t not in available)
 
 
-def differentiate_template(forward: Template, needed: frozenset[int] | None = None) -> BackwardTemplate:
+def differentiate_template(
+    forward: Template, needed: frozenset[int] | None = None, key: str | None = None
+) -> BackwardTemplate:
     """The gradient of a template. A pure function.
 
     Args:
         needed: the arguments whose gradients a call may need; by default all but constants.
+        key: of the template that it returns; by default the forward template's with `.backward`.
     """
     if needed is None:
         needed = frozenset(a for a in forward.arguments if forward.graph.tensors[a].kind != "constant")
@@ -367,7 +373,8 @@ def differentiate_template(forward: Template, needed: frozenset[int] | None = No
     backward = drop_dead_ops(builder.freeze())
     inside.keep_only({*places, *(i for op in backward.ops for i in op.given)})
     arguments = (*seeds.values(), *inside.imported.values())
-    template = Template(forward.key + ".backward", backward, arguments, tuple(places))
+    own_key = f"{forward.key}.backward" if key is None else key
+    template = Template(own_key, backward, arguments, tuple(places))
     return BackwardTemplate(template, tuple(inside.imported), wanted, sources, inside.saved(forward))
 
 
@@ -388,43 +395,61 @@ def _no_nested_call(op: OpNode, grads: list[int | None]) -> Sequence[Gradient]:
     )
 
 
+def tensors_with_gradient(graph: Graph) -> frozenset[int]:
+    """The tensors that depend on a parameter that is trained. Only they have gradients."""
+    trained = {t.id for t in graph.trainable()}
+    for op in graph.ops:
+        if not trained.isdisjoint(op.given):
+            trained.update(op.outputs)
+    return frozenset(trained)
+
+
 def _differentiate_all(
-    graph: Graph, calls: Sequence[OpNode], pool: WorkerPool | None
-) -> dict[str, BackwardTemplate]:
-    """The gradient of each template that some calls use. Worker processes compute the gradients if
-    there are many.
+    graph: Graph, calls: Sequence[OpNode], with_gradient: frozenset[int], pool: WorkerPool | None
+) -> dict[int, BackwardTemplate]:
+    """The gradient of the template of each call, by the call's id. Calls that need gradients of
+    the same arguments share it. Calls that need none are left out. Worker processes compute the
+    gradients if there are many.
     """
-    needed: dict[str, set[int]] = {}
+    wanted: dict[int, tuple[str, frozenset[int]]] = {}
     for op in calls:
         template = graph.templates[op.attrs["template"]]
-        needed.setdefault(template.key, set()).update(
-            formal
-            for formal, actual in zip(template.arguments, op.inputs)
-            if actual is not None and graph.tensors[actual].kind not in ("input", "constant")
-        )
-    counts.differentiated += len(needed)
-    forward = [(graph.templates[key], frozenset(arguments)) for key, arguments in needed.items()]
-    modules = modules_of_ops({op.op for template, _ in forward for op in template.graph.ops})
+        pairs = zip(template.arguments, op.inputs)
+        needed = frozenset(formal for formal, actual in pairs if actual in with_gradient)
+        if needed:
+            wanted[op.id] = template.key, needed
+    variants = dict.fromkeys(wanted.values())
+    counts.differentiated += len(variants)
+    keys, numbers = set(graph.templates), dict[str, int]()
+    forward = []
+    for template_key, needed in variants:
+        key = None
+        while key is None or key in keys:
+            numbers[template_key] = number = numbers.get(template_key, 0) + 1
+            key = f"{template_key}.backward" + (f"#{number}" if number > 1 else "")
+        forward.append((graph.templates[template_key], needed, key))
+    modules = modules_of_ops({op.op for template, *_ in forward for op in template.graph.ops})
     if pool is None or modules is None or len(forward) < ENOUGH:
         made = [_validated_gradient(*one) for one in forward]
     else:
         made = [*pool.map(_differentiate_in_worker, [(modules, *one) for one in forward])]
-    return dict(zip(needed, made))
+    by_variant = dict(zip(variants, made))
+    return {call: by_variant[variant] for call, variant in wanted.items()}
 
 
-def _validated_gradient(forward: Template, needed: frozenset[int]) -> BackwardTemplate:
+def _validated_gradient(forward: Template, needed: frozenset[int], key: str) -> BackwardTemplate:
     """The gradient of a template. Both are validated by the rules of graphs."""
     validate_graph(forward.graph)
-    backward = differentiate_template(forward, needed)
+    backward = differentiate_template(forward, needed, key)
     validate_graph(backward.template.graph)
     return backward
 
 
 def _differentiate_in_worker(
-    modules: Sequence[str], forward: Template, needed: frozenset[int]
+    modules: Sequence[str], forward: Template, needed: frozenset[int], key: str
 ) -> BackwardTemplate:
     import_ops(modules)
-    return _validated_gradient(forward, needed)
+    return _validated_gradient(forward, needed, key)
 
 
 def differentiate(graph: Graph, loss: int, pool: WorkerPool | None = None) -> Differentiated:
@@ -439,36 +464,43 @@ def differentiate(graph: Graph, loss: int, pool: WorkerPool | None = None) -> Di
         pool: worker processes that differentiate templates, if there are many.
 
     Raises:
-        PlanError: a parameter does not influence the loss, or is used by an op that has no gradient.
+        PlanError: a trained parameter does not influence the loss, or is used by an op that has no
+            gradient; or every parameter is frozen.
     """
     builder = GraphBuilder.thaw(graph)
     builder.draft.phase = "backward"
-    calls = calls_before(graph, loss)
-    backward = _differentiate_all(graph, calls, pool)
+    with_gradient = tensors_with_gradient(graph)
+    if graph.frozen and loss not in with_gradient:
+        raise PlanError(
+            "[graph.gradients] a loss must depend on a parameter that is trained; got only frozen ones in "
+            f"{graph.name!r}; freeze fewer, or plan a graph without a loss"
+        )
+    backward = _differentiate_all(graph, calls_before(graph, loss), with_gradient, pool)
     layers: dict[int, tuple[int, BackwardTemplate]] = {}
     tape = _Tape(graph, builder.draft, lambda tensor: tensor)
 
     def on_call(op: OpNode, grads: list[int | None]) -> list[int | None]:
         tape.settle()  # before the next layer, so that operands of weight gradients (logits) can be freed
-        key = op.attrs["template"]
-        layers[op.id] = len(builder.draft.ops), backward[key]
-        return _call_backward(builder.draft, op, graph.templates[key], backward[key], grads)
+        own = backward[op.id]
+        layers[op.id] = len(builder.draft.ops), own
+        return _call_backward(builder.draft, op, graph.templates[op.attrs["template"]], own, grads)
 
     one = builder.draft.declare(
         "constant", TensorSpec((1,), DTYPES["f32"], name=SEED, storage=graph.spec(loss).storage)
     )
     builder.draft.constant_values[one.id] = np.ones(1, np.float32)
     tape.collect(loss, one.id)
-    _run_backward(graph.ops, tape, on_call)
+    _run_backward([op for op in graph.ops if not with_gradient.isdisjoint(op.outputs)], tape, on_call)
     for t in graph.of_kind("input"):
         if tape.has_terms(t.id):
             tape.total(t.id)
     gradients = {}
-    for t in graph.of_kind("parameter"):
+    for t in graph.trainable():
         total = tape.total(t.id)
         if total is None:
             raise PlanError(
-                f"[graph.gradients] every parameter must influence the loss; got {t.spec.name!r}; remove it"
+                f"[graph.gradients] every trained parameter must influence the loss; got {t.spec.name!r}; remove it, "
+                "or declare it with trainable=False"
             )
         gradients[t.spec.name] = total
         builder.output(builder.draft.tensors[total], f"{t.spec.name}.grad")

@@ -78,27 +78,48 @@ def fuse_gates(graph: Graph) -> Graph:
 def fuse_into_products(graph: Graph) -> Graph:
     """Replace `add(linear(...), r)` by a `linear` that adds `r` while its tile is in cache. The
     same is done for `add_bias`; the bias is then added before the product is rounded. A product
-    that adds a bias does not also add a residual.
+    that adds a bias does not also add a residual. If the residual of a product is a product of its
+    own, as that of an adapter, `r` is added there: a product that is zero then changes no bit.
     """
     uses = _uses(graph)
-    result, moved, gone = [], set(), {}
+    result: list[tuple[OpNode, ...]] = []  # what stands in place of each op
+    moved, gone = set(), {}
     for op in graph.ops:
+        now: tuple[OpNode, ...] = (op,)
         if op.op in ("add", "add_bias"):
             for x, other in (op.inputs, op.inputs[::-1]) if op.op == "add" else (op.inputs,):
-                node = _only_producer(graph, x, uses)
-                linear = bind(node) if node is not None else None
-                if node is None or not isinstance(linear, Linear):
+                node, linear = _only_product(graph, x, uses)
+                if node is None or linear is None or linear.bias is not None:
                     continue
-                if linear.residual is not None or linear.bias is not None:
-                    continue
-                is_residual = op.op == "add"
-                fused = replace(linear, residual=other) if is_residual else replace(linear, bias=other)
-                op = replace(node, inputs=fused.inputs, outputs=op.outputs)
-                moved.add(node.id)
+                if linear.residual is not None:
+                    inner, first = _only_product(graph, linear.residual, uses)
+                    if op.op != "add" or inner is None or first is None or not _adds_nothing(first):
+                        continue
+                    inner_now = replace(inner, inputs=replace(first, residual=other).inputs)
+                    now = inner_now, replace(node, outputs=op.outputs)
+                    moved |= {node.id, inner.id}
+                else:
+                    is_residual = op.op == "add"
+                    fused = replace(linear, residual=other) if is_residual else replace(linear, bias=other)
+                    now = (replace(node, inputs=fused.inputs, outputs=op.outputs),)
+                    moved.add(node.id)
                 gone[x] = op.outputs[0]
                 break
-        result.append(op)
-    return _with_ops(graph, [op for i, op in enumerate(result) if i not in moved], gone)
+        result.append(now)
+    return _with_ops(graph, [op for i, ops in enumerate(result) if i not in moved for op in ops], gone)
+
+
+def _only_product(
+    graph: Graph, tensor: int | None, uses: Counter[int | None]
+) -> tuple[OpNode | None, Linear | None]:
+    """The product that computes a tensor that only one op reads."""
+    node = _only_producer(graph, tensor, uses)
+    linear = bind(node) if node is not None else None
+    return (node, linear) if isinstance(linear, Linear) else (None, None)
+
+
+def _adds_nothing(linear: Linear) -> bool:
+    return linear.residual is None and linear.bias is None
 
 
 def fuse_into_table_gradients(graph: Graph) -> Graph:

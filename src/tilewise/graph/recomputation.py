@@ -168,15 +168,16 @@ def recompute(made: Differentiated, recomputation: Recomputation) -> Differentia
     for call, (backward_call, saving) in layers.items():
         op = graph.ops[call]
         forward, choice = templates[op.attrs["template"]], recomputation.choice(op.label)
-        wanted = forward.key, choice
+        wanted = saving.template.key, choice
         if wanted not in by_choice:
             again = choose_ops(forward, saving.imports, choice)
-            if (forward.key, again) not in shared:
-                key = _new_key(saving.template.key, choice, templates) if again else saving.template.key
-                shared[forward.key, again] = _recomputing(forward, saving, again, key) if again else saving
-                templates[key] = shared[forward.key, again].template
-                validate_graph(templates[key].graph)
-            by_choice[wanted] = shared[forward.key, again]
+            key = saving.template.key
+            if (key, again) not in shared:
+                own_key = _new_key(key, choice, templates) if again else key
+                own = _recomputing(forward, saving, again, own_key) if again else saving
+                shared[key, again], templates[own_key] = own, own.template
+                validate_graph(own.template.graph)
+            by_choice[wanted] = shared[key, again]
         own = by_choice[wanted]
         if own is not saving:
             calls = _rewire(tensors, forward, saving, own, op, graph.ops[backward_call])

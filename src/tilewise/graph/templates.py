@@ -14,6 +14,7 @@ from typing import Any
 from tilewise.core.errors import ShapeError
 from tilewise.core.frozen import FrozenMap
 from tilewise.core.validation import Validator, shown
+from tilewise.graph.adapters import Adapter, adapters_of_layer
 from tilewise.graph.builder import GraphBuilder
 from tilewise.graph.declarations import is_dropout_key
 from tilewise.graph.draft import Declared, DraftedLayer, GraphDraft
@@ -59,18 +60,20 @@ class LayerFunction:
     def drafted(
         self, graph: GraphBuilder, operands: Sequence[TensorSpec], static: Mapping[str, Any], path: str
     ) -> DraftedLayer:
-        """The graph's template for operands with these specs, these attributes, and weights in the
-        formats of the layer at `path`. If the graph has none, it is traced.
+        """The graph's template for operands with these specs, these attributes, and weights with the
+        formats and adapters of the layer at `path`. If the graph has none, it is traced.
 
         Raises:
             ShapeError: an attribute is not comparable, or the function cannot be traced.
         """
         draft = graph.draft
         formats = _formats_of_layer(graph.formats, path)
-        signature = self, _forms(draft, operands), _numbers(draft, static), tuple(formats.items())
+        adapters = adapters_of_layer(graph.adapters, path)
+        settings = tuple(formats.items()), tuple(adapters.items())
+        signature = self, _forms(draft, operands), _numbers(draft, static), settings
         drafted = draft.layers.get(signature)
         if drafted is None:
-            template = trace_layer(self, operands, static, graph.k_splits, formats)
+            template = trace_layer(self, operands, static, graph.k_splits, formats, adapters)
             declared = tuple(_declared(template, len(operands)))
             name = f"{self.function.__module__}.{self.__name__}"
             drafted = draft.new_layer(signature, name, template, declared)
@@ -87,6 +90,7 @@ def trace_layer(
     attributes: Mapping[str, Any],
     k_splits: int,
     formats: Mapping[str, str] | None = None,
+    adapters: Mapping[str, Adapter] | None = None,
 ) -> Template:
     """Trace a layer's function on operands with these specs. The template depends on nothing but
     the arguments. Each graph that uses the template gives it its own key.
@@ -96,7 +100,7 @@ def trace_layer(
             graph.
     """
     counts.traced += 1
-    inner = GraphBuilder(layer.__name__, k_splits=k_splits, formats=formats)
+    inner = GraphBuilder(layer.__name__, k_splits=k_splits, formats=formats, adapters=adapters)
     formal = [inner.draft.declare("input", s.renamed(f"operand{i}")) for i, s in enumerate(operands)]
     result = inner.draft.own("layer", layer.function(inner, *formal, **attributes))
     inputs = [t.spec.name for t in inner.draft.tensors if t.kind == "input"][len(formal) :]
@@ -155,9 +159,11 @@ def _record_call(
     draft = graph.draft
     template = draft.templates[layer.key]
     arguments = [t.id for t in operands]
-    for kind, family, formal in layer.declared:
+    for kind, family, formal, is_frozen in layer.declared:
         if family is not None:
             arguments.append(draft.declare_renamed(kind, family.member(path)).id)
+            if is_frozen:
+                draft.freeze_parameter(arguments[-1])
             continue
         # all calls share a constant, so it belongs to the calling graph
         name = f"{template.graph.name}{layer.number}.{template.graph.spec(formal).name}"
@@ -179,9 +185,11 @@ def _record_call(
 
 def _declared(template: Template, num_operands: int) -> Iterator[Declared]:
     """What every use of a layer declares, after its operands."""
+    frozen = {*template.graph.frozen}
     for i in template.arguments[num_operands:]:
         t = template.graph.tensors[i]
-        yield t.kind, None if t.kind == "constant" else t.spec.named("", f".{t.spec.name}"), i
+        family = None if t.kind == "constant" else t.spec.named("", f".{t.spec.name}")
+        yield t.kind, family, i, i in frozen
 
 
 def call_outlined(

@@ -108,6 +108,8 @@ def _lines(graph: Graph, digests: dict[int, str]) -> Iterator[Line]:
         yield "output", _text(name), tensor
     for tensor, axes in sorted(graph.hints.items()):
         yield "hint", tensor, _plain(axes)
+    if graph.frozen:
+        yield "frozen", graph.frozen
 
 
 def _template_lines(templates: Iterable[Template], digests: dict[int, str]) -> Iterator[Line]:

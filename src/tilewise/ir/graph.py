@@ -463,6 +463,7 @@ class Graph:
         templates: templates that `call` ops of this graph use, by key.
         hints: layouts that users ask for, by tensor id: mesh axes per dim, major first. Hints
             change no bit of a result.
+        frozen: ids of parameters that training does not change, in ascending order.
     """
 
     name: str
@@ -473,6 +474,7 @@ class Graph:
     constant_values: Mapping[int, Any] = field(default_factory=dict)
     templates: Mapping[str, Template] = field(default_factory=dict)
     hints: Mapping[int, tuple[Axes, ...]] = field(default_factory=dict)
+    frozen: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         values = FrozenMap({tensor: _read_only(value) for tensor, value in self.constant_values.items()})
@@ -507,6 +509,11 @@ class Graph:
     def of_kind(self, kind: str) -> list[TensorNode]:
         """Tensors of one kind, in order of declaration."""
         return [t for t in self.tensors if t.kind == kind]
+
+    def trainable(self) -> list[TensorNode]:
+        """Parameters that training changes, in order of declaration."""
+        frozen = {*self.frozen}
+        return [t for t in self.of_kind("parameter") if t.id not in frozen]
 
     def spec(self, tensor: int) -> TensorSpec:
         """The spec of a tensor, by id."""

@@ -25,9 +25,10 @@ def show_graph(graph: Graph) -> str:
         lines.append(f"template {_name(key)} {template.arguments} -> {template.results}\n  {body}")
     symbols = {s for t in graph.tensors for s in t.spec.shape if isinstance(s, Dim)}
     lines += [f"symbol {_name(s.name)} in [{s.min}, {s.max}]" for s in sorted(symbols, key=lambda s: s.name)]
+    frozen = {*graph.frozen}
     for t in graph.tensors:
         if t.kind != "result":
-            spec, value = t.spec, _value(graph, t)
+            spec, value = t.spec, " frozen" if t.id in frozen else _value(graph, t)
             lines.append(f"%{t.id} = {t.kind} {_name(spec.name)} {spec} {_labels(t)} {spec.storage}{value}")
     for op in graph.ops:
         results = ", ".join(f"%{o}" for o in op.outputs)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 from tilewise.core.errors import InternalError
 
 if TYPE_CHECKING:
+    from tilewise.ir.graph import TensorSpec
     from tilewise.ir.op import Op
 
 __all__ = ["WEIGHT_PART", "Gradient", "Later", "Tape", "Term", "terms_of"]
@@ -60,6 +61,9 @@ class Tape(Protocol):
         """Append an op whose operands are tensors of the backward graph; returns the ids of its
         results.
         """
+
+    def spec(self, tensor: int) -> TensorSpec:
+        """The spec of a tensor of the backward graph."""
 
     def later(self, op: Op) -> Later:
         """Return a contribution whose op is appended when the sum is needed. Use it for results

@@ -15,6 +15,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tilewise.models.decoder.model import BLOCK_SIZE
     from tilewise.models.layout import FileLayout
+    from tilewise.models.lora import (
+        LoadedAdapter,
+        LoraLayout,
+        StackedAdapters,
+        load_adapter,
+        lora_layout,
+        merged_weights,
+        stack_adapters,
+    )
     from tilewise.models.model_config import ModelConfig, config_content
     from tilewise.models.parallel import ParallelModelBuilder
     from tilewise.models.parts import LayerUse, ModelParts
@@ -44,6 +53,13 @@ _MODULES = {
     "config_content": "tilewise.models.model_config",
     "BLOCK_SIZE": "tilewise.models.decoder.model",
     "FileLayout": "tilewise.models.layout",
+    "LoadedAdapter": "tilewise.models.lora",
+    "LoraLayout": "tilewise.models.lora",
+    "load_adapter": "tilewise.models.lora",
+    "lora_layout": "tilewise.models.lora",
+    "merged_weights": "tilewise.models.lora",
+    "StackedAdapters": "tilewise.models.lora",
+    "stack_adapters": "tilewise.models.lora",
     "ParallelModelBuilder": "tilewise.models.parallel",
     "LayerUse": "tilewise.models.parts",
     "ModelParts": "tilewise.models.parts",
@@ -73,9 +89,12 @@ __all__ = [
     "PURPOSES",
     "FileLayout",
     "LayerUse",
+    "LoadedAdapter",
+    "LoraLayout",
     "ModelConfig",
     "ModelParts",
     "ParallelModelBuilder",
+    "StackedAdapters",
     "build_decoding_graph",
     "build_encoding_graph",
     "build_training_graph",
@@ -85,12 +104,16 @@ __all__ = [
     "file_layout",
     "is_encoder",
     "kv_bytes_per_token",
+    "load_adapter",
+    "lora_layout",
     "max_context",
+    "merged_weights",
     "model_parts",
     "num_parameters",
     "open",
     "open_weights",
     "parameter_shapes",
+    "stack_adapters",
     "stored_tensors",
     "with_quantization",
 ]

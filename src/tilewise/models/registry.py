@@ -43,7 +43,7 @@ from tilewise.models.family import Family
 from tilewise.models.layout import FileLayout
 from tilewise.models.model_config import ModelConfig, read_config_file
 from tilewise.models.parts import ModelParts
-from tilewise.nn import GraphBuilder
+from tilewise.nn import GraphBuilder, PreferenceLoss
 
 __all__ = [
     "FAMILIES",
@@ -300,7 +300,13 @@ def model_parts(config: ModelConfig, purpose: str, *sizes: Any, **named: Any) ->
 
 
 def build_training_graph(
-    graph: GraphBuilder, config: ModelConfig, batch: int, seq: Size, dtype: str = "bf16"
+    graph: GraphBuilder,
+    config: ModelConfig,
+    batch: int,
+    seq: Size,
+    dtype: str = "bf16",
+    *,
+    preference: PreferenceLoss | None = None,
 ) -> None:
     """Define one training step in an empty graph: prediction of the next token, or of masked ones
     for encoders.
@@ -314,14 +320,21 @@ def build_training_graph(
             bound is the context limit that determines RoPE's frequencies.
         dtype: of weights and activations, `bf16` or `f32`; sums, gradients and optimizer states are
             fp32.
+        preference: a loss on pairs (`nn.preference_loss`) instead of the mean cross-entropy, for
+            decoders. Sequences 2i and 2i + 1 are the chosen and the rejected one of a pair.
 
     Inputs: tokens and labels `[B, S]` i32 (-100 is not counted); for encoders also token_types `[B,
-    S]` and lengths `[B]`. Outputs: loss `[1]`, loss_rows `[B, S]`.
+    S]` and lengths `[B]`. Outputs: loss `[1]`, loss_rows `[B, S]`. With `preference`, there are the
+    inputs of `nn.preference_loss`, and the output log_probs `[B]` instead of loss_rows.
 
     Raises:
+        ConfigError: `preference` for an encoder.
         ShapeError: a size is invalid, or `seq` exceeds the model's positions.
     """
-    model_parts(config, "training", batch, seq, dtype).build(graph)
+    if preference is None:
+        model_parts(config, "training", batch, seq, dtype).build(graph)
+    else:
+        model_parts(config, "training", batch, seq, dtype, preference=preference).build(graph)
 
 
 def build_decoding_graph(
@@ -337,6 +350,7 @@ def build_decoding_graph(
     max_rows: int | None = None,
     with_head: bool = True,
     kv_cache_dtype: str = "auto",
+    gates: tuple[int, int] | None = None,
 ) -> None:
     """Define prefill and decoding over flattened tokens in an empty graph.
 
@@ -354,9 +368,10 @@ def build_decoding_graph(
         with_head: False: the graph ends before the head.
         kv_cache_dtype: `auto`: the cache has the dtype; `int8`: a cached number is code * scale,
             rounded to the dtype, with one scale for every position and head.
+        gates: the shape of the gates of adapters (`models.stack_adapters`); None without adapters.
 
     Inputs, all i32: tokens, positions, slots, sequence `[T]`; block_table `[S, blocks]`; rows
-    `[R]`. Output: logits `[R, V]`; without a head, hidden `[R, D]`.
+    `[R]`; with gates also adapter `[T]`, 0 for none. Output: logits `[R, V]`; without a head, hidden `[R, D]`.
 
     Raises:
         ConfigError: the model does not generate.
@@ -365,10 +380,9 @@ def build_decoding_graph(
     """
     sizes = (max_tokens, max_sequences, num_blocks, dtype)
     bounds = {"context": context, "num_positions": num_positions, "max_rows": max_rows}
-    made = model_parts(
-        config, "decoding", *sizes, **bounds, with_head=with_head, kv_cache_dtype=kv_cache_dtype
-    )
-    made.build(graph)
+    more = {"with_head": with_head, "kv_cache_dtype": kv_cache_dtype}
+    more |= {} if gates is None else {"gates": gates}
+    model_parts(config, "decoding", *sizes, **bounds, **more).build(graph)
 
 
 def build_encoding_graph(

@@ -29,6 +29,7 @@ from tilewise.nn.modules import (
     silu,
     tanh,
 )
+from tilewise.nn.preference import PreferenceLoss, preference_loss
 
 __all__ = [
     "Conv1d",
@@ -40,6 +41,7 @@ __all__ = [
     "LayerNorm",
     "Linear",
     "MultiHeadAttention",
+    "PreferenceLoss",
     "RMSNorm",
     "Sequential",
     "conv1d",
@@ -51,6 +53,7 @@ __all__ = [
     "linear",
     "mlp",
     "multi_head_attention",
+    "preference_loss",
     "relu",
     "rms_norm",
     "sigmoid",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilewise.core.dims import MAX_SIZE, DimLabel
 from tilewise.core.errors import ShapeError
 from tilewise.core.validation import Validator
-from tilewise.graph import GraphBuilder
+from tilewise.graph import Adapter, GraphBuilder
 from tilewise.ir.graph import TensorNode
 
 __all__ = [
@@ -34,7 +34,7 @@ def linear(
     bias: bool = False,
 ) -> TensorNode:
     """`x · wᵀ`, or `x · wᵀ + b`, with a new weight `[out_features, last dim of x]` with the dtype
-    of x.
+    of x. If the graph has an adapter for the weight's name, its product is added (`graph.Adapter`).
 
     Args:
         in_label: label of the weight's input dim, for strategies.
@@ -60,13 +60,56 @@ def linear(
             labels=[out_label, in_label],
             init_scale=init_scale,
         )
-        y = graph.matmul(x, weight, trans_b=True)
+        adapter = graph.adapters.get(name)
+        added = None if adapter is None else _of_adapter(graph, x, weight, adapter)
         if not bias:
-            return y
+            return graph.matmul(x, weight, trans_b=True, residual=added)
         vector = graph.parameter(
             [out_features], x.spec.dtype, name=_bias_of("linear", name), labels=[out_label], init="zeros"
         )
-        return graph.add_bias(y, vector)
+        y = graph.add_bias(graph.matmul(x, weight, trans_b=True), vector)
+        return y if added is None else graph.add(added, y)
+
+
+def _of_adapter(graph: GraphBuilder, x: TensorNode, weight: TensorNode, adapter: Adapter) -> TensorNode:
+    """`scale * (x aᵀ) bᵀ`. a has the label of the weight's input dim and b that of its output dim, so
+    devices that share the weight share them too.
+    """
+    out_label, in_label = weight.spec.labels
+    a_name, b_name = adapter.names(weight.spec.name)
+    a_shape = [adapter.rank, weight.shape[1]]
+    if not graph.has(a_name):
+        graph.parameter(a_shape, x.spec.dtype, name=a_name, labels=[None, in_label])
+    a = graph.find(a_name)
+    low = graph.matmul(_dropped(graph, x, a, adapter), a, trans_b=True)
+    if adapter.is_gated:
+        low = graph.mul(low, _gate_of(graph, x, weight.spec.name))
+    if adapter.scale != 1.0:
+        low = graph.scale(low, adapter.scale)
+    b_shape = [weight.shape[0], adapter.rank]
+    b = graph.parameter(b_shape, x.spec.dtype, name=b_name, labels=[out_label, None], init="zeros")
+    return graph.matmul(low, b, trans_b=True)
+
+
+def _gate_of(graph: GraphBuilder, x: TensorNode, name: str) -> TensorNode:
+    """The gates of the rows of x."""
+    gate = next((gate for gate in graph.gates if gate.shape[:-1] == x.shape[:-1]), None)
+    if gate is None:
+        rule, advice = "a gated adapter needs gates for the rows of x", "set graph.gates before the product"
+        _validate.invalid("linear", rule, f"none for {x.spec} of {name!r}", advice)
+    return gate
+
+
+def _dropped(graph: GraphBuilder, x: TensorNode, a: TensorNode, adapter: Adapter) -> TensorNode:
+    """x after dropout. Adapters that share a and read the same x have one mask."""
+    draft = graph.draft
+    for op in draft.ops if adapter.shared and adapter.dropout else ():
+        if op.op == "linear" and a.id in op.inputs:
+            source = draft.tensors[op.given[0]]
+            maker = None if source.producer is None else draft.ops[source.producer]
+            if maker is not None and maker.op == "dropout" and maker.inputs[0] == x.id:
+                return source
+    return graph.dropout(x, adapter.dropout)
 
 
 def rms_norm(

@@ -364,6 +364,8 @@ def _sizes(call: _Call, operand: Operand) -> tuple[_Size | None, _Size | None]:
             div = plain(operand.div)
             if div == 1 or is_single(call.step):
                 return (loop if div == 1 else plain(ref.extent)), ref.cols
+            if div == plain(call.step):
+                return 1, ref.cols
             return f"a tile of the loop over {div}", ref.cols
         case Mode.WHOLE:
             return plain(ref.extent), ref.cols

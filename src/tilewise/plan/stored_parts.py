@@ -79,12 +79,12 @@ def assign_stored_parts(
 
 
 def _stored_tensors(graph: Graph) -> Iterator[tuple[int, TensorSpec, int]]:
-    """The tensors from which training resumes: parameters (or their fp32 masters) and the
+    """The tensors from which training resumes: trainable parameters (or their fp32 masters) and the
     optimizer's states. Each comes with the bytes per element in a checkpoint.
     """
     states = [t for t in graph.of_kind("state") if t.spec.name.startswith(_STATES)]
     masters = {t.spec.name for t in states}
-    for node in graph.of_kind("parameter"):
+    for node in graph.trainable():
         if _MASTERS + node.spec.name not in masters:
             yield node.id, node.spec, _PARAMETER_BYTES
     for node in states:

@@ -41,8 +41,9 @@ __all__ = ["Engine", "Prompt", "prompt_form"]
 
 T = TypeVar("T")
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, or a dictionary with `prompt` or `prompt_token_ids`, and optionally `cache_salt`."""
-_PROMPT_FIELDS = ("prompt", "prompt_token_ids", "cache_salt")
+"""Text, token ids, or a dictionary with `prompt` or `prompt_token_ids`, and optionally `cache_salt` and `lora`, the
+name of an adapter."""
+_PROMPT_FIELDS = ("prompt", "prompt_token_ids", "cache_salt", "lora")
 _FOR_VECTORS = SamplingParams(max_tokens=1, temperature=0, detokenize=False)
 _LARGEST_ID = (1 << 31) - 1
 _validate = Validator("serve")
@@ -397,6 +398,9 @@ class Engine:
         _validate.text("engine", "request_id", name)
         _validate.integer("engine", "priority", priority, -PRIORITIES, PRIORITIES)
         ids, salt = self._ids(prompt)
+        adapter = prompt.get("lora", "") if isinstance(prompt, Mapping) else ""
+        if adapter != "":
+            _validate.choice("engine", "lora", adapter, [*self.model.adapters])
         limit = self.model.limits.max_context
         if settings.max_tokens != 1:
             check_prompt(len(ids), limit)
@@ -426,13 +430,14 @@ class Engine:
             priority,
             (
                 (b"model", self.model.name),
-                (b"adapter", b""),
+                (b"adapter", adapter.encode("utf-8", "surrogatepass")),
                 (b"salt", salt.encode("utf-8", "surrogatepass")),
             ),
             limit,
             index=index,
             grammar=grammar,
             is_named=request_id is not None,
+            adapter=self.model.adapters.get(adapter, 0),
         )
 
     def _ids(self, prompt: Prompt) -> tuple[list[int], str]:

@@ -27,7 +27,7 @@ from tilewise.strategy import DistributionStrategy
 
 if TYPE_CHECKING:
     from tilewise.checkpoint import Tensor
-    from tilewise.models import ModelConfig
+    from tilewise.models import ModelConfig, StackedAdapters
     from tilewise.session import GraphInstance, Plan
 
 __all__ = ["ENCODER_SETTINGS", "ServedModel", "encoder_settings", "end_ids"]
@@ -74,6 +74,7 @@ class ServedModel:
             memory.
 
     Attributes:
+        adapters: number of each adapter by name, from 1 on; 0 stands for the model alone.
         cache_bytes: size of the KV cache over all devices. It is reserved when the model is loaded, and allocated as
             texts fill it.
 
@@ -112,6 +113,12 @@ class ServedModel:
         if not is_dummy:
             stored = models.open_weights(model_dir, self.config, with_head=writes)
             weights = models.with_quantization(stored, self.config, settings.quantization)
+        paths = settings.adapters()
+        self.adapters = {name: number for number, name in enumerate(paths, 1)}
+        self._stacked: StackedAdapters | None = None
+        if paths:
+            loaded = {name: models.load_adapter(path, self.config) for name, path in paths.items()}
+            self._stacked = models.stack_adapters(loaded)
         self.stored_dtypes = frozenset(str(tensor.dtype) for tensor in weights.values())
         memory_bytes = available_memory() if memory_bytes is None else memory_bytes
         self._formats = formats_of(weights) if self.dtype == "bf16" else {}
@@ -123,7 +130,8 @@ class ServedModel:
             if is_dummy:
                 self.instance.initialize(0, self.config.initializer_range)
             else:
-                self.instance.load_parameters(weights, on_progress=on_progress)
+                own = {} if self._stacked is None else self._stacked.weights
+                self.instance.load_parameters({**weights, **own}, on_progress=on_progress)
         except BaseException:
             self.instance.close()
             raise
@@ -154,8 +162,9 @@ class ServedModel:
     def _plan_with_formats(self) -> Plan:
         from tilewise.session import ComputeGraph
 
-        settings, limits = self.settings, self.limits
-        graph = ComputeGraph(self.config.model_type, formats=self._formats)
+        settings, limits, stacked = self.settings, self.limits, self._stacked
+        adapters = None if stacked is None else stacked.adapters
+        graph = ComputeGraph(self.config.model_type, formats=self._formats, adapters=adapters)
         models.build_decoding_graph(
             graph,
             self.config,
@@ -168,6 +177,7 @@ class ServedModel:
             max_rows=limits.max_rows,
             with_head=settings.runner == "generate",
             kv_cache_dtype=settings.kv_cache_dtype,
+            gates=None if stacked is None else stacked.gates,
         )
         tp, copies = settings.tensor_parallel_size, settings.data_parallel_size
         workers = settings.workers_per_device

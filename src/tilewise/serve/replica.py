@@ -34,7 +34,7 @@ class Replica:
         self.commands: SimpleQueue[Command] = SimpleQueue()
         settings = model.settings
         output = "logits" if settings.runner == "generate" else "hidden"
-        self._runner = Runner(model.instance, model.limits, output)
+        self._runner = Runner(model.instance, model.limits, output, has_adapters=bool(model.adapters))
         speculation, self._draft_model = settings.speculation, None
         if speculation is not None and speculation.model is not None:
             try:

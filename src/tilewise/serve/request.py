@@ -31,6 +31,7 @@ class Request:
         is_pooled: whether the result is the prompt's vector instead of texts.
         index: number that the caller gave the request; its deltas have it as `sequence`.
         grammar: grammar that each text follows, in its initial state; None without a grammar.
+        adapter: number of the adapter that the texts are written with; 0 for the model alone.
         is_named: whether the caller chose the name. Then the name may be taken already, which must
             be checked.
     """
@@ -47,6 +48,7 @@ class Request:
     index: int = 0
     grammar: Grammar | None = field(default=None, compare=False)
     is_named: bool = False
+    adapter: int = 0
 
     @property
     def all_end_ids(self) -> frozenset[int]:

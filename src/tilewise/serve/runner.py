@@ -93,10 +93,13 @@ class Runner:
         instance: instance of the graph.
         limits: sizes of a step and of the cache.
         output: the output of the graph that has the rows: `logits` or `hidden`.
+        has_adapters: whether the graph has the input `adapter`.
     """
 
-    def __init__(self, instance: GraphInstance, limits: Limits, output: str = "logits") -> None:
-        self._output = output
+    def __init__(
+        self, instance: GraphInstance, limits: Limits, output: str = "logits", *, has_adapters: bool = False
+    ) -> None:
+        self._output, self._has_adapters = output, has_adapters
         self._instance = instance
         self._max_blocks = num_blocks_for(limits.max_context)
         self._num_blocks = limits.num_blocks
@@ -149,6 +152,12 @@ class Runner:
             prepared, inputs = self._prepared
             assert prepared is parts
             inputs["tokens"][:] = tokens
+        if self._has_adapters:
+            numbers = [part.sequence.request.adapter for part in parts]
+            inputs = {
+                **inputs,
+                "adapter": np.repeat(numbers, [p.end - p.start for p in parts]).astype(np.int32),
+            }
         num_blocks = int(inputs["slots"].max()) // BLOCK_SIZE + 1 + self._blocks_of_a_call
 
         def during() -> None:

@@ -85,7 +85,8 @@ class _Pages:
 
     async def models(self, _: Mapping[str, str]) -> tuple[int, str, bytes]:
         self._service.check_ready()
-        return _json({"object": "list", "data": [self._model(name) for name in self._service.names]})
+        names = (*self._service.names, *self._service.adapters)
+        return _json({"object": "list", "data": [self._model(name) for name in names]})
 
     async def model(self, parameters: Mapping[str, str]) -> tuple[int, str, bytes]:
         self._service.check_ready()
@@ -106,13 +107,14 @@ class _Pages:
         return 200, _JSON, self._description
 
     def _model(self, name: str) -> dict[str, Any]:
+        is_adapter = name in self._service.adapters
         return {
             "id": name,
             "object": "model",
             "created": self._service.started,
             "owned_by": "tilewise",
-            "root": self._service.names[0],
-            "parent": None,
+            "root": name if is_adapter else self._service.names[0],
+            "parent": self._service.names[0] if is_adapter else None,
             "max_model_len": self._service.max_context,
         }
 

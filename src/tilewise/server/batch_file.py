@@ -122,7 +122,7 @@ def _prepare_chat(
     rendered = files.renderer.render(conversation)
     ids = _fit(engine, files, rendered.ids, body, params.max_tokens, "messages")
     run = open_run(files.token_bytes, body.model or "", rendered, ids, params, output_format)
-    requests = engine.requests([_prompt(run.ids, body.cache_salt)], params, body.priority or 0)
+    requests = engine.requests([_prompt(engine, run.ids, body)], params, body.priority or 0)
     return _Line(line, requests, partial(take, run), partial(whole_chat, run, body), params.n)
 
 
@@ -137,7 +137,7 @@ def _prepare_completion(
         ids = encode_prompt(files.tokenizer, one, add_special_tokens=adds) if isinstance(one, str) else one
         max_tokens = params.max_tokens if run.writes else 0
         run.add_prompt(one, _fit(engine, files, ids, body, max_tokens, "prompt"))
-    prompts = [_prompt(prompt.ids, body.cache_salt) for prompt in run.prompts]
+    prompts = [_prompt(engine, prompt.ids, body) for prompt in run.prompts]
     requests = engine.requests(prompts, params, body.priority or 0)
     num_texts = len(prompts) * params.n
     return _Line(line, requests, run.add, partial(whole_completion, run), num_texts)
@@ -168,8 +168,10 @@ def _fit(
     return files.fit(ids, body.truncate_prompt_tokens, max_context, max_tokens, what)
 
 
-def _prompt(ids: list[int], salt: str | None) -> dict[str, Any]:
-    return {"prompt_token_ids": ids, "cache_salt": salt or ""}
+def _prompt(engine: Engine, ids: list[int], body: ChatBody | CompletionBody) -> dict[str, Any]:
+    """A prompt, with the adapter that the body names as its model, if it names one."""
+    lora = body.model if body.model in engine.model.adapters else ""
+    return {"prompt_token_ids": ids, "cache_salt": body.cache_salt or "", "lora": lora}
 
 
 def _answer(line: Mapping[str, Any], status: int, body: dict[str, Any]) -> dict[str, Any]:

@@ -97,17 +97,23 @@ class Service:
             text = "[server] the model is still being loaded; got a request; try again soon"
             raise ApiError(503, text, headers={"Retry-After": _RETRY_S})
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the adapters, which requests name as their model. A name of the model itself stands
+        for the model.
+        """
+        return tuple(name for name in self.client.facts.get("adapters", ()) if name not in self.names)
+
     def check_model(self, name: str | None) -> str:
         """Check the model name of a request, and return the name for the answer.
 
         Raises:
             ApiError: the name is unknown (404).
         """
-        if name is None or name in self.names:
+        names = (*self.names, *self.adapters)
+        if name is None or name in names:
             return self.names[0] if name is None else name
-        text = (
-            f"[server] model must be one of {', '.join(self.names)}; got {shown(name, 100)}; see /v1/models"
-        )
+        text = f"[server] model must be one of {', '.join(names)}; got {shown(name, 100)}; see /v1/models"
         raise ApiError(404, text, "model", "model_not_found")
 
     def check_writes(self, writes: bool = True) -> None:
@@ -233,8 +239,11 @@ class Service:
         caller: Caller,
         cache_salt: str | None = None,
         priority: int | None = None,
+        *,
+        model: str | None = None,
     ) -> AsyncIterator[list[Delta]]:
-        """Submit prompts to the engine, and yield lists of the deltas that have arrived.
+        """Submit prompts to the engine, and yield lists of the deltas that have arrived. If `model` is
+        the name of an adapter, it is used.
 
         Raises:
             ApiError: the request asks for too many log probabilities, or the engine rejects the
@@ -248,7 +257,8 @@ class Service:
         num_each = 1 if params is None else params.n
         texts = [(place, choice) for place in range(len(prompts)) for choice in range(num_each)]
         num_tokens: dict[tuple[int, int], int | None] = dict.fromkeys(texts)
-        with self.client.ask(prompts, params, salt, priority or 0) as stream:
+        lora = model if model in self.adapters else ""
+        with self.client.ask(prompts, params, salt, priority or 0, lora or "") as stream:
             most = self.settings.request_timeout_s
             text = f"[server] an answer must be complete within {most:g} s; it was not; request less"
             late = loop.call_later(most, stream.add, ApiError(504, text))

@@ -13,7 +13,7 @@ from tilewise.core.progress import Progress
 from tilewise.core.validation import Validator
 from tilewise.files.reading import Unreadable
 from tilewise.files.writing import replace_file
-from tilewise.graph import GraphBuilder, Recomputation
+from tilewise.graph import Adapter, GraphBuilder, Recomputation
 from tilewise.graph.draft import GraphDraft
 from tilewise.graph.file import (
     Definition,
@@ -55,9 +55,14 @@ class ComputeGraph(GraphBuilder):
     """
 
     def __init__(
-        self, name: str = "graph", *, k_splits: int | None = None, formats: Mapping[str, str] | None = None
+        self,
+        name: str = "graph",
+        *,
+        k_splits: int | None = None,
+        formats: Mapping[str, str] | None = None,
+        adapters: Mapping[str, Adapter] | None = None,
     ) -> None:
-        super().__init__(name, k_splits=k_splits, formats=formats)
+        super().__init__(name, k_splits=k_splits, formats=formats, adapters=adapters)
         self._strategy = DistributionStrategy.single()
         self._optimizer: Optimizer | None = None
         self._policy = ExecutionPolicy()

@@ -142,6 +142,10 @@ class GraphInstance:
         """Names of all parameters, in order of declaration."""
         return self._tensors.parameter_names()
 
+    def trainable_names(self) -> list[str]:
+        """Names of the parameters that training changes, in order of declaration."""
+        return self._tensors.trainable_names()
+
     def lasting_names(self) -> list[str]:
         """Names of everything that a step updates: weights, masters, optimizer states."""
         return self._tensors.lasting_names()
@@ -289,12 +293,13 @@ class GraphInstance:
         }
 
     def state_dict(self) -> dict[str, Array]:
-        """Parameters in fp32, optimizer states and the step count, by name: everything that
-        resuming needs. It is a copy; later steps do not change it.
+        """Trainable parameters in fp32, optimizer states and the step count, by name: everything that
+        training changes, and so all that resuming needs besides frozen parameters. It is a copy;
+        later steps do not change it.
         """
         with self._alone("state_dict"):
             tensors = self._tensors
-            names = tensors.parameter_names()
+            names = tensors.trainable_names()
             state = {name: tensors.read(name).astype(np.float32, copy=False) for name in names}
             state |= {s: tensors.read(s) for name in names for s in tensors.state_names(name)}
             state[_STEP] = np.array([self.step_count], np.int64)
@@ -315,7 +320,8 @@ class GraphInstance:
             return {**self._tensors.copy_state(lazily), _STEP: np.array([self.step_count], np.int64)}
 
     def load_state_dict(self, state: Mapping[str, Array | FileTensor | PartedTensor]) -> None:
-        """The inverse of `state_dict` and of `copy_state`; the meshes may differ. Tensors in files
+        """The inverse of `state_dict` and of `copy_state`; the meshes may differ. Frozen parameters
+        stay as `load_parameters` or `initialize` has set them. Tensors in files
         are read as `load_parameters` reads them; of tensors in parts, each device reads its own
         region.
 
@@ -332,7 +338,7 @@ class GraphInstance:
                     f"[session.load_state_dict] {_STEP!r} must be one count of steps; got {shown(count)}; nothing was "
                     "changed"
                 )
-            names = self._tensors.parameter_names()
+            names = self._tensors.trainable_names()
             wanted = [n for p in names for n in (p, *self._tensors.state_names(p))]
             _require_only("load_state_dict", "this model's state", state, (*wanted, _STEP))
             self._load("load_state_dict", state, {name: name for name in wanted})
@@ -413,7 +419,7 @@ class GraphInstance:
         optimizer = self._optimizer()
         t = self.step_count + 1
         self._tensors.feed(inputs, (self.seed, t))
-        for name, value in optimizer.inputs(self._tensors.parameter_specs(), t, rate).items():
+        for name, value in optimizer.inputs(self._tensors.trainable_specs(), t, rate).items():
             self._tensors.write(name, value)
         self._run("step")
         loss, norm = (float(self._tensors.read(name)[0]) for name in ("loss", "grad_norm"))

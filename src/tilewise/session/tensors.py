@@ -96,9 +96,17 @@ class NamedTensors:
         """Names of all parameters, in order of declaration."""
         return [t.spec.name for t in self.plan.graph.of_kind("parameter")]
 
+    def trainable_names(self) -> list[str]:
+        """Names of the parameters that training changes, in order of declaration."""
+        return [*self.trainable_specs()]
+
+    def trainable_specs(self) -> dict[str, TensorSpec]:
+        """The spec of every parameter that training changes, by name, in order of declaration."""
+        return {t.spec.name: t.spec for t in self.plan.graph.trainable()}
+
     def lasting_names(self) -> list[str]:
         """Names of everything that a step updates: weights, masters, optimizer states."""
-        names = [n for p in self.parameter_names() for n in (p, master_name(p), *self.state_names(p))]
+        names = [n for p in self.trainable_names() for n in (p, master_name(p), *self.state_names(p))]
         return [n for n in names if n in self.ids]
 
     def states(self) -> list[list[NDArray[np.uint8]]]:
@@ -115,7 +123,7 @@ class NamedTensors:
         return {name: self.plan.graph.spec(tensor) for name, tensor in masters.items()}
 
     def state_names(self, parameter: str) -> list[str]:
-        """Names of a parameter's optimizer states; none without an optimizer."""
+        """Names of the optimizer states of a trainable parameter; none without an optimizer."""
         optimizer = self.plan.optimizer
         return (
             [state_name(s, parameter) for s in optimizer.states] if isinstance(optimizer, Optimizer) else []
@@ -163,13 +171,13 @@ class NamedTensors:
         return self.store.view(self._id("get_tensor", name))
 
     def copy_state(self, lazily: bool) -> dict[str, PartedTensor]:
-        """Copies of parameters in fp32 and of optimizer states: of each, the part that the device
+        """Copies of trainable parameters in fp32 and of optimizer states: of each, the part that the device
         writes (`Plan.stored_parts`).
 
         Several parts are copied at a time; with `lazily`, each is copied when it is converted to an
         array.
         """
-        names = self.parameter_names()
+        names = self.trainable_names()
         state_ids = {name: self.ids.get(master_name(name), self.ids[name]) for name in names}
         state_ids |= {state: self.ids[state] for name in names for state in self.state_names(name)}
         stored_parts = [
@@ -330,11 +338,10 @@ class NamedTensors:
         """The first tensor with a value that is not finite: weights, then the loss, then gradients,
         in order of declaration.
         """
-        names = self.parameter_names()
         for name, words in (
-            *((n, f"the weight {n!r}") for n in names),
+            *((n, f"the weight {n!r}") for n in self.parameter_names()),
             ("loss", "the loss"),
-            *((f"{n}.grad", f"the gradient of {n!r}") for n in names),
+            *((f"{n}.grad", f"the gradient of {n!r}") for n in self.trainable_names()),
         ):
             if not is_finite(self.read(name), None):
                 return words

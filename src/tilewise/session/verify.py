@@ -126,11 +126,11 @@ def verify_strategy(
             pairs = {"loss": _pair(*(result.loss for result in results))}
             pairs |= {
                 f"gradient of {n}": (expected.get_tensor(f"{n}.grad"), distributed.get_tensor(f"{n}.grad"))
-                for n in expected.parameter_names()
+                for n in expected.trainable_names()
             }
             pairs["norm of all gradients"] = _pair(*(result.grad_norm for result in results))
             difference = _compare(pairs) or _replicas(
-                distributed, [f"{n}.grad" for n in distributed.parameter_names()]
+                distributed, [f"{n}.grad" for n in distributed.trainable_names()]
             )
             if difference:
                 return VerifyReport(False, f"NOT equal, first at step {number + 1}: {difference}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from tilewise.core import KV_CACHE_DTYPES, MAX_DEVICES, MODEL_DTYPES, Validator
+from tilewise.core.validation import shown
 from tilewise.settings.declaration import check_settings, documented, setting
 
 __all__ = ["EngineSettings", "SpeculativeConfig"]
@@ -93,8 +94,8 @@ class SpeculativeConfig:
 class EngineSettings:
     """How a model is loaded and how much it computes and stores at a time.
 
-    Only `dtype`, `quantization`, `kv_cache_dtype` and, if RoPE is scaled as `dynamic` or `longrope`, `max_model_len`
-    affect the text. All other settings affect memory and speed.
+    Only `dtype`, `quantization`, `kv_cache_dtype`, an adapter that a request names and, if RoPE is scaled as `dynamic`
+    or `longrope`, `max_model_len` affect the text. All other settings affect memory and speed.
 
     Args:
 
@@ -239,6 +240,15 @@ class EngineSettings:
         reader="json",
         default_text="off",
     )
+    lora_modules: Sequence[str] = setting(
+        (),
+        "Adapters in PEFT's form, each as NAME=PATH. A request names one as its model (in Python: the field `lora` of "
+        "a prompt); other requests use the model alone. A text does not depend on other adapters.",
+        options=("--lora", "--lora-modules"),
+        panel=_PANEL,
+        metavar="NAME=PATH",
+        default_text="no adapter",
+    )
     ignore_config_fields: Sequence[str] = setting(
         (),
         "Unsupported fields of config.json to ignore because they do not affect the computation.",
@@ -252,9 +262,28 @@ class EngineSettings:
         if self.quantization is not None and self.load_format == "dummy":
             rule, advice = "quantization needs weights from files", "remove one of the settings"
             _validate.invalid("engine", rule, "load_format 'dummy'", advice)
+        self.adapters()
         speculative = self.speculative_config
         if speculative is not None and not isinstance(speculative, SpeculativeConfig):
             object.__setattr__(self, "speculative_config", SpeculativeConfig.of(speculative))
+
+    def adapters(self) -> dict[str, str]:
+        """The paths of adapters by name.
+
+        Raises:
+            ConfigError: an entry of `lora_modules` is not NAME=PATH, or a name comes twice.
+        """
+        paths: dict[str, str] = {}
+        for entry in _validate.sequence("engine", "lora_modules", self.lora_modules, "NAME=PATH"):
+            name, _, path = entry.partition("=") if isinstance(entry, str) else ("", "", "")
+            if not name.isprintable() or not name or not path or name in paths:
+                rule = "lora_modules must be NAME=PATH, each name once"
+                _validate.invalid("engine", rule, shown(entry), "write --lora pirate=runs/pirate/adapter")
+            paths[name] = path
+        if paths and self.load_format == "dummy":
+            rule, advice = "adapters need weights from files", "remove one of the settings"
+            _validate.invalid("engine", rule, "load_format 'dummy'", advice)
+        return paths
 
     @property
     def speculation(self) -> SpeculativeConfig | None:

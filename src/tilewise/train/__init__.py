@@ -7,6 +7,7 @@ strategy; this package calls its `step`.
 from tilewise.train.alternatives import as_toml
 from tilewise.train.comparison import compare_strategy
 from tilewise.train.evaluation import CompressionReport, Score, compress_files, score_files
+from tilewise.train.lora_section import LoraSection
 from tilewise.train.metrics import draw_loss_curve, read_metrics
 from tilewise.train.pacing import TimeBudget
 from tilewise.train.progress import StepProgress, format_duration, track_work
@@ -27,6 +28,7 @@ from tilewise.train.train_config import (
     make_optimizer,
     setting_names,
 )
+from tilewise.train.trained_parts import finished_names, frozen_digest
 from tilewise.train.trainer import (
     Trainer,
     evaluate_model,
@@ -40,6 +42,7 @@ __all__ = [
     "CompressionReport",
     "DataSection",
     "DistributionSection",
+    "LoraSection",
     "ModelSection",
     "OptimizerSection",
     "OutputSection",
@@ -62,7 +65,9 @@ __all__ = [
     "draw_loss_curve",
     "evaluate_model",
     "find_savings",
+    "finished_names",
     "format_duration",
+    "frozen_digest",
     "learning_rate",
     "load_config",
     "make_graph",

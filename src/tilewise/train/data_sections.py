@@ -30,6 +30,7 @@ _OF_TYPE: Mapping[str, Sequence[str]] = {
     ),
     "prompt_completion": ("field_prompt", "field_completion", "train_on_inputs"),
     "pretokenized": ("field_input_ids", "field_labels"),
+    "preference": ("field_prompt", "field_chosen", "field_rejected"),
 }
 _SPLIT = ("text", "pretokenized")  # types whose long documents are divided by default
 
@@ -39,7 +40,8 @@ class DataSource(Section):
 
     Attributes:
         type: `text` (plain text, or a field of records), `chat` (conversations, rendered by the
-            model's chat template), `prompt_completion` (pairs), or `pretokenized` (ids).
+            model's chat template), `prompt_completion` (pairs), `pretokenized` (ids), or
+            `preference` (a prompt with a chosen and a rejected completion).
         path: a file, a directory, a pattern of file names, or `stdlib` for this Python's own
             sources (text only).
         weight: how often sequences of this source are used, relative to the weights of the others.
@@ -49,15 +51,15 @@ class DataSource(Section):
         excess_length_strategy: what happens to a document that is longer than the context: it is
             divided (`split`, the default of text and ids), cut at its end (`truncate`, the default
             of conversations and pairs), or not used (`drop`).
-        field_text, field_messages, field_tools, field_prompt, field_completion, field_input_ids,
-            field_labels: names of fields.
+        field_text, field_messages, field_tools, field_prompt, field_completion, field_chosen,
+            field_rejected, field_input_ids, field_labels: names of fields.
         message_property_mappings: names of a message's `role` and `content`.
         roles: for `user`, `assistant`, `system` and `tool`, the names that the file has for them.
         train_on_inputs: count the labels of all tokens, not only of answers or completions.
         mask_history: count the labels of each conversation's last answer only.
     """
 
-    type: Literal["text", "chat", "prompt_completion", "pretokenized"] = "text"
+    type: Literal["text", "chat", "prompt_completion", "pretokenized", "preference"] = "text"
     path: FilePath = STDLIB
     weight: float | None = Field(default=None, gt=0, le=1e9)
     held_out_percent: float = Field(default=5.0, ge=0, lt=100)
@@ -68,6 +70,8 @@ class DataSource(Section):
     field_tools: str = Field(default="tools", min_length=1)
     field_prompt: str = Field(default="prompt", min_length=1)
     field_completion: str = Field(default="completion", min_length=1)
+    field_chosen: str = Field(default="chosen", min_length=1)
+    field_rejected: str = Field(default="rejected", min_length=1)
     field_input_ids: str = Field(default="input_ids", min_length=1)
     field_labels: str = Field(default="labels", min_length=1)
     message_property_mappings: dict[Literal["role", "content"], str] = Field(default_factory=dict)
@@ -150,8 +154,24 @@ class DataSection(Section):
                 f"data.sources excludes keys of a single source, got {min(own)} too", "move it into a source"
             )
         types = [s.get("type") if isinstance(s, dict) else getattr(s, "type", None) for s in _tuple(sources)]
-        default = "padded" if {"chat", "prompt_completion"}.intersection(map(str, types)) else "packed"
+        padded = {"chat", "prompt_completion", "preference"}
+        default = "padded" if padded.intersection(map(str, types)) else "packed"
         return {"documents": default, **shared, "sources": sources}
+
+    @model_validator(mode="after")
+    def _all_are_pairs(self) -> DataSection:
+        kinds = {source.type for source in self.sources}
+        if "preference" in kinds and len(kinds) > 1:
+            other = min(kinds - {"preference"})
+            raise WrongValue(f"type = 'preference' excludes other types, got {other!r} too", "remove one")
+        if "preference" in kinds and self.documents == "packed":
+            raise WrongValue("type = 'preference' excludes documents = 'packed'", "remove documents")
+        return self
+
+    @property
+    def is_preference(self) -> bool:
+        """Whether the data are pairs of a chosen and a rejected sequence."""
+        return self.sources[0].type == "preference"
 
     @model_validator(mode="after")
     def _all_have_weights(self) -> DataSection:

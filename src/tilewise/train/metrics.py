@@ -1,8 +1,10 @@
 """Metrics of a run: a file with one JSON line per step, and the loss curve as a picture.
 
-A line has `step`, `loss`, `grad_norm` and `seconds` since the run began, and `held_out_loss` after
-an evaluation. A resumed run removes the lines from its first step on, so a file has each step once.
-A damaged file does not stop a run: the file is cut at its first wrong line, with a warning.
+A line has `step`, `loss`, `grad_norm`, `learning_rate` and `seconds` since the run began. After an
+evaluation it also has `held_out_loss` and `held_out_perplexity`. A run on pairs has `reward_margin`
+and `reward_accuracy` instead of perplexities. A resumed run removes the lines from its first step
+on, so a file has each step once. A damaged file does not stop a run: the file is cut at its first
+wrong line, with a warning.
 """
 
 from __future__ import annotations
@@ -104,15 +106,21 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def draw_loss_curve(
-    path: Path, losses: Sequence[float], title: str, held_out: Sequence[tuple[int, float]] = ()
+    path: Path,
+    losses: Sequence[float],
+    title: str,
+    held_out: Sequence[tuple[int, float]] = (),
+    rates: Sequence[float] = (),
 ) -> None:
-    """Save the loss per step, its running mean, and the held-out losses as a PNG file.
+    """Save the loss per step, its running mean, the held-out losses and, below them, the learning
+    rate as a PNG file.
 
     Args:
         path: path of the picture.
         losses: loss per step, in nats per token.
         title: title of the picture.
         held_out: per evaluated step, its index in `losses` and its held-out loss.
+        rates: learning rate per step; empty to draw none.
 
     Raises:
         ResourceError: the picture cannot be written.
@@ -122,12 +130,25 @@ def draw_loss_curve(
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=120)
+    ratios = [3, 1] if rates else [1]
+    figure, grid = pyplot.subplots(
+        len(ratios),
+        figsize=(8, 4.5 + 1.5 * len(ratios) - 1.5),
+        dpi=120,
+        sharex=True,
+        squeeze=False,
+        height_ratios=ratios,
+    )
+    axes = grid[0, 0]
     axes.plot(losses, color="#9ecae1", linewidth=0.8, label="per step")
     axes.plot(_running_mean(losses, 0.95), color="#08519c", linewidth=1.8, label="running mean")
     if held_out:
         axes.plot(*zip(*held_out), color="#d94801", marker="o", markersize=3, label="held-out text")
-    axes.set_xlabel("step")
+    if rates:
+        grid[1, 0].plot(rates, color="#238b45", linewidth=1.2)
+        grid[1, 0].set_ylabel("learning rate")
+        grid[1, 0].grid(alpha=0.3)
+    grid[-1, 0].set_xlabel("step")
     axes.set_ylabel("loss (nats per token)")
     axes.set_title(title)
     axes.grid(alpha=0.3)

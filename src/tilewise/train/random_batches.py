@@ -19,16 +19,17 @@ __all__ = ["RandomBatches"]
 _Ids = NDArray[np.int32]
 
 
-class RandomBatches(Sequence[Mapping[str, NDArray[np.int32]]]):
+class RandomBatches(Sequence[Mapping[str, NDArray[Any]]]):
     """Batches of random tokens, which are generated on request. A batch depends only on the seed
-    and the step.
+    and the step. Reference log-probabilities of pairs are 0.
     """
 
     def __init__(self, config: TrainConfig, num_steps: int) -> None:
         self._seed = config.train.seed
         model = make_model_config(config)
         self._vocab_size, self._is_encoder = model.vocab_size, models.is_encoder(model)
-        self._shape = config.train.batch, config.data.context + 1
+        self._shape = config.num_sequences, config.data.context + 1
+        self._loss = config.dpo.loss if config.data.is_preference else None
         self._is_padded = config.data.is_padded
         self._num_steps = num_steps
 
@@ -48,8 +49,12 @@ class RandomBatches(Sequence[Mapping[str, NDArray[np.int32]]]):
         longest = lengths.max()
         return self._with_inputs(tokens[:, :longest], labels[:, :longest], lengths.astype(np.int32))
 
-    def _with_inputs(self, tokens: _Ids, labels: _Ids, lengths: _Ids) -> dict[str, _Ids]:
-        batch = {"tokens": tokens, "labels": labels}
+    def _with_inputs(self, tokens: _Ids, labels: _Ids, lengths: _Ids) -> dict[str, NDArray[Any]]:
+        batch: dict[str, NDArray[Any]] = {"tokens": tokens, "labels": labels}
+        if self._loss is not None:
+            batch["reference_log_probs"] = np.zeros(len(tokens), np.float32)
+        if self._loss is not None and self._loss.loss_type == "ipo":
+            batch["inverse_lengths"] = (1.0 / lengths).astype(np.float32)
         if not self._is_encoder:
             return batch
         return {**batch, "token_types": np.zeros_like(tokens), "lengths": lengths}

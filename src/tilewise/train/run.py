@@ -3,7 +3,8 @@
 `plan_run` checks everything that can be checked before any work: strategy, memory, output,
 checkpoints. `run_training` runs the `PlannedRun` that it returns. After Ctrl-C, the current step
 finishes and a checkpoint is written. A second Ctrl-C ends the run at once. Only one run at a time
-writes to an output directory. It writes checkpoints/, metrics.jsonl, loss.png and model/.
+writes to an output directory. It writes checkpoints/, metrics.jsonl, loss.png and model/, and, if
+the configuration says so, best/, tensorboard/ and reference_log_probs.json.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import exp, inf, isfinite, prod
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING
 from tilewise import models
 from tilewise.checkpoint import (
     ConfigChange,
+    EvaluationRecord,
     OtherConfiguration,
     check_replaceable,
     check_writable,
@@ -37,16 +39,20 @@ from tilewise.checkpoint import (
     remove_leftovers,
 )
 from tilewise.core import CheckpointError, ConfigError, ResourceError
+from tilewise.core.dims import upper_bound
 from tilewise.core.limits import available_memory
 from tilewise.core.progress import Progress
 from tilewise.core.sizes import format_bytes
 from tilewise.core.validation import bare
 from tilewise.observe import Profile, Trace
+from tilewise.train.held_out import BestModels
 from tilewise.train.metrics import MetricsFile, draw_loss_curve, read_metrics
 from tilewise.train.pacing import TimeBudget
 from tilewise.train.progress import StepProgress, format_duration, track_work
+from tilewise.train.tensorboard import EventFiles, require_tensorboard
 from tilewise.train.train_config import TrainConfig, is_changeable, make_model_config
-from tilewise.train.trainer import Trainer, evaluate_model, make_plan
+from tilewise.train.trained_parts import finished_names
+from tilewise.train.trainer import Trainer, evaluate_model, make_plan, rate_of
 from tilewise.train.training_data import describe_source, prepare_data
 
 if TYPE_CHECKING:
@@ -64,7 +70,9 @@ __all__ = [
     "train_steps",
 ]
 
-_CHECKPOINTS, _METRICS, _CURVE, _MODEL = "checkpoints", "metrics.jsonl", "loss.png", "model"
+_CHECKPOINTS, _METRICS, _CURVE = "checkpoints", "metrics.jsonl", "loss.png"
+_BEST, _TENSORBOARD, _REFERENCE = "best", "tensorboard", "reference_log_probs.json"
+_LARGEST_EXPONENT = 700.0  # of a perplexity that a double holds
 
 
 @dataclass(frozen=True)
@@ -91,7 +99,9 @@ class PlannedRun:
         """Four lines: parameters, mesh, memory per device against what is available, tokens per step."""
         config, mesh = self.config, self.plan.mesh
         model = make_model_config(config)
-        count = models.num_parameters(model)
+        count, frozen = models.num_parameters(model), self.plan.graph.frozen
+        trained = sum(prod(map(upper_bound, t.shape)) for t in self.plan.graph.trainable())
+        part = f"; {trained:,} trained" if frozen else ""
         usage = max(self.plan.estimate_memory_usage(), key=lambda device: device["total"])
         need = self.plan.total_bytes + sum(self.plan.checkpoint_bytes)
         up_to = "up to " if config.data.is_padded else ""
@@ -99,15 +109,22 @@ class PlannedRun:
         axes = ",".join(f"{axis}={size}" for axis, size in config.distribution.mesh.items())
         return "\n".join(
             (
-                f"parameters  {count:,} ({model.model_type}), trained in {config.train.dtype}",
+                f"parameters  {count:,} ({model.model_type}), trained in {config.train.dtype}{part}",
                 f"mesh        {axes or 'one device'} ({_counted(mesh.num_devices, 'device')}, "
                 f"{_counted(workers, 'worker')} each), strategy {config.distribution.strategy}",
                 f"memory      {format_bytes(usage['total'])} per device, {format_bytes(need)} in all, of "
                 f"{format_bytes(available_memory())} available on this machine",
-                f"tokens      {up_to}{config.train.batch * config.data.context:,} per step "
-                f"({config.train.batch} x {config.data.context}), {_counted(config.train.steps, 'step')}",
+                f"tokens      {up_to}{config.num_sequences * config.data.context:,} per step "
+                f"({config.num_sequences} x {config.data.context}), {_length(config)}",
             )
         )
+
+
+def _length(config: TrainConfig) -> str:
+    epochs = config.train.epochs
+    if epochs is None:
+        return _counted(config.train.steps, "step")
+    return f"{epochs:g} epoch{'' if epochs == 1 else 's'}"
 
 
 def _counted(count: int, noun: str) -> str:
@@ -120,8 +137,10 @@ class RunResult:
 
     Attributes:
         num_steps: number of steps done, including earlier runs.
-        interrupted: whether Ctrl-C ended the run. Then a checkpoint was written.
-        model_dir: directory of the finished model; None if the run was interrupted.
+        interrupted: whether Ctrl-C ended the run before its end, which is its last step or where
+            early stopping ends it. Then a checkpoint was written.
+        model_dir: directory of the finished model, or of the finished adapter of a run with `[lora]`;
+            None if the run was interrupted.
     """
 
     num_steps: int
@@ -182,6 +201,8 @@ def plan_run(
         CheckpointError: there is no checkpoint to resume from, or its settings differ from those of
             `config`.
     """
+    if config.output.report_to == "tensorboard":
+        require_tensorboard()
     graph, plan = make_plan(config, progress)
     output = Path(config.output.directory)
     checkpoints = output / _CHECKPOINTS
@@ -194,11 +215,13 @@ def plan_run(
             pass
     for name in (_METRICS, _CURVE):
         check_replaceable(output / name, is_directory=False)
-    check_replaceable(output / _MODEL, is_directory=True)
+    check_replaceable(output / finished_names(config)[0], is_directory=True)
     if resume is None:
         resume = latest_checkpoint(checkpoints) is not None
     _check_output(config, resume)
     changeable = frozenset(filter(is_changeable, may_change))
+    if "train.epochs" in changeable:
+        changeable |= {"train.steps"}  # which follows from it
     if resume:
         _check_settings(config, checkpoints, changeable)
     return PlannedRun(config, graph, plan, resume, changeable)
@@ -207,21 +230,43 @@ def plan_run(
 def _check_settings(config: TrainConfig, checkpoints: Path, may_change: frozenset[str]) -> None:
     """Compare the settings with those of the newest checkpoint, before any work.
 
-    The data is compared later, when it is read.
+    The data and frozen weights are compared later, when they are read.
     """
     newest = latest_checkpoint(checkpoints)
     assert newest is not None  # checked by `_check_output`
     opened = open_checkpoint(newest)
     settings, data = config.what_must_match(), opened.config.get("data")
+    if config.train.epochs is not None:  # the number of steps is compared when the data is read, too
+        train = opened.config.get("train")
+        settings["train"]["steps"] = train.get("steps") if isinstance(train, Mapping) else None
+    settings |= {key: value for key, value in opened.config.items() if key == "frozen"}
     tokens = data.get("tokens") if isinstance(data, Mapping) else None
     try:
         config_changes(opened, {**settings, "data": {**settings["data"], "tokens": tokens}}, may_change)
     except OtherConfiguration as error:
         raise _refusal_of_changes(error) from None
-    if opened.step > config.train.steps:
+    if config.train.epochs is None:
+        _check_steps_left(config, opened.step)
+    _check_best_model(config, opened.evaluation)
+
+
+def _check_best_model(config: TrainConfig, record: EvaluationRecord | None) -> None:
+    """Check that the best model of a checkpoint exists, if the run needs it."""
+    if config.train.load_best_model_at_end and record is not None:
+        _best_models(config).require(record)
+
+
+def _best_models(config: TrainConfig) -> BestModels:
+    output = Path(config.output.directory)
+    return BestModels(output / _BEST, output / _CHECKPOINTS)
+
+
+def _check_steps_left(config: TrainConfig, num_done: int) -> None:
+    """Check that a run does not end before the step that it resumes from."""
+    if num_done > config.train.steps:
         raise ConfigError(
             f"[train.run] train.steps must not be below the steps that are done; got {config.train.steps} "
-            f"after {opened.step} steps; set {opened.step} or more"
+            f"after {num_done} steps; set {num_done} or more"
         )
 
 
@@ -258,30 +303,56 @@ def _run_alone(run: PlannedRun, output: Path, console: Console, explain: bool) -
     if explain:
         _say(console, run.plan.explain())
     with Trainer(config, data, run.graph, run.plan) as trainer:
+        if run.config.data.is_preference:
+            trainer.prepare_reference(output / _REFERENCE, console, may_read=run.resume)
         first_step = _restore(trainer, output / _CHECKPOINTS, run.may_change, console) if run.resume else 0
-        if first_step == config.train.steps and (output / _MODEL / "config.json").is_file():
-            note = f"{output / _MODEL} is unchanged; evaluate it with tilewise evaluate"
+        name, file = finished_names(config)
+        finished = output / name
+        is_over = first_step == trainer.config.train.steps or trainer.is_stopped_early
+        if is_over and (finished / file).is_file():
+            note = f"{finished} is unchanged; evaluate it with tilewise evaluate"
             _say(console, f"all {first_step} steps are done, and {note}")
-            return RunResult(first_step, False, output / _MODEL)
-        num_steps = train_steps(trainer, first_step, output, console)
-        lines = [line for line in read_metrics(output / _METRICS) if line["loss"] is not None]
-        held_out = [(i, line["held_out_loss"]) for i, line in enumerate(lines) if "held_out_loss" in line]
-        if lines:
-            losses = [line["loss"] for line in lines]
-            draw_loss_curve(output / _CURVE, losses, f"loss over {len(lines)} steps", held_out)
-        if num_steps < config.train.steps:
+            return RunResult(first_step, False, finished)
+        num_steps = first_step if is_over else train_steps(trainer, first_step, output, console)
+        _draw_curve(output)
+        if num_steps < trainer.config.train.steps and not trainer.is_stopped_early:
             _say(console, f"stopped after step {num_steps}; resume with --resume")
             return RunResult(num_steps, True, None)
-        trainer.save_model(output / _MODEL)
-        _say(console, f"model in {output / _MODEL}, loss curve in {output / _CURVE}")
+        _write_finished(trainer, finished, console)
     # The trainer's memory is free now, so the finished model can be loaded and evaluated.
     if data.corpus.held_out and not models.is_encoder(make_model_config(config)):
         try:
-            bits = evaluate_model(config, data, output / _MODEL, console)
+            bits = evaluate_model(config, data, finished, console)
             _say(console, f"held-out files: {bits:.3f} bits per byte")
         except ResourceError as error:  # a run that offloads weights may need less memory than its evaluation
             _say(console, f"the held-out files are not evaluated: {error}")
-    return RunResult(num_steps, False, output / _MODEL)
+    return RunResult(num_steps, False, finished)
+
+
+def _draw_curve(output: Path) -> None:
+    """Draw the curves of the steps that have a loss."""
+    lines = [line for line in read_metrics(output / _METRICS) if line["loss"] is not None]
+    if not lines:
+        return
+    held_out = [(i, line["held_out_loss"]) for i, line in enumerate(lines) if "held_out_loss" in line]
+    losses = [line["loss"] for line in lines]
+    rates = [line["learning_rate"] for line in lines if "learning_rate" in line]
+    rates = rates if len(rates) == len(lines) else []  # an earlier version began the run
+    draw_loss_curve(output / _CURVE, losses, f"loss over {len(lines)} steps", held_out, rates)
+
+
+def _write_finished(trainer: Trainer, finished: Path, console: Console) -> None:
+    """Write the finished model, or adapter: the best one, if the configuration says so, else that of
+    the last step.
+    """
+    words, record = f"loss curve in {finished.parent / _CURVE}", trainer.evaluation
+    if trainer.config.train.load_best_model_at_end and record is not None:
+        _best_models(trainer.config).copy(record, finished)
+        best = f"of step {record.best_step}, with the lowest held-out loss, {record.best_loss:.4f}"
+        _say(console, f"{finished.name} {best}, in {finished}, {words}")
+        return
+    trainer.save_model(finished)
+    _say(console, f"{finished.name} in {finished}, {words}")
 
 
 def _restore(trainer: Trainer, checkpoints: Path, may_change: frozenset[str], console: Console) -> int:
@@ -300,6 +371,8 @@ def _restore(trainer: Trainer, checkpoints: Path, may_change: frozenset[str], co
     except OtherConfiguration as error:
         raise _refusal_of_changes(error) from None
     state = replace(state, changes=_with_defaults(state.changes))
+    _check_steps_left(trainer.config, state.step)
+    _check_best_model(trainer.config, state.evaluation)
     trainer.restore(state)
     _say(console, f"resuming after step {state.step} from {path}")
     new = [change for change in state.changes if change.step == state.step]
@@ -366,53 +439,98 @@ def train_steps(
     """
     config = trainer.config
     checkpoints = output / _CHECKPOINTS
-    metrics = MetricsFile(output / _METRICS, first_step)
     traced = _TracedStep(trainer.instance, first_step + 2)
     started = time.perf_counter()
     with (
         stop_on_interrupt() as request,
         StepProgress(console, config.train.steps, first_step) as progress,
+        _Reports(output, config, first_step) as reports,
     ):
 
         def on_step(number: int, result: StepResult) -> bool:
             traced.step_done(number)
-            done, figures = number + 1, dict[str, float]()
+            done, rate, held_out = number + 1, rate_of(trainer.config, number), dict[str, float]()
             every = config.train.evaluate_every
             if every and done % every == 0 and not request.is_set:
-                loss = trainer.evaluate()
-                progress.evaluated(loss)
-                if isfinite(loss):
-                    figures["held_out_loss"] = loss
+                held_out = _evaluate(trainer, done, progress)
             progress.step_done(number, result.loss, trainer.num_tokens)
             seconds = time.perf_counter() - started
             if result.is_skipped:
                 console.print(
                     f"step {number + 1} skipped: loss {result.loss}, gradient norm {result.grad_norm}"
                 )
-                metrics.add(step=number, loss=None, seconds=seconds, **figures)
+                reports.add(step=number, loss=None, seconds=seconds, learning_rate=rate, **held_out)
             else:
-                figures["grad_norm"] = result.grad_norm
-                metrics.add(step=number, loss=result.loss, seconds=seconds, **figures)
+                figures = {"grad_norm": result.grad_norm, "learning_rate": rate}
+                figures |= {**trainer.rewards, **held_out}
+                reports.add(step=number, loss=result.loss, seconds=seconds, **figures)
             if budget is not None and (num_steps := budget.step_done(seconds)) is not None:
                 trainer.set_num_steps(num_steps)
                 progress.set_num_steps(num_steps)
-            is_last = done == trainer.config.train.steps
+            is_last = done == trainer.config.train.steps or trainer.is_stopped_early
             if request.is_set or done % config.output.checkpoint_every == 0 or is_last:
                 trainer.save(checkpoints, done)
             traced.prepare(done)
-            return not request.is_set
+            return not request.is_set and not trainer.is_stopped_early
 
         try:
             num_steps = trainer.run(first_step, on_step)
         finally:
-            metrics.close()
             progress.stop()
         trainer.finish_saving(console)
     seconds = time.perf_counter() - started
     console.print(f"{num_steps - first_step} steps in {format_duration(seconds)}", highlight=False)
+    if trainer.is_stopped_early:
+        patience = _counted(config.train.early_stopping_patience, "evaluation")
+        _say(console, f"stopped early after step {num_steps}: no gain in {patience}")
     if (sentence := traced.sentence()) is not None:
         console.print(sentence, highlight=False)
     return num_steps
+
+
+def _evaluate(trainer: Trainer, num_steps: int, progress: StepProgress) -> dict[str, float]:
+    """Evaluate the held-out data, and keep the model if it is the best so far. Returns the figures
+    that are finite.
+    """
+    loss = trainer.evaluate()
+    progress.evaluated(loss)
+    if trainer.record_evaluation(num_steps, loss):
+        _best_models(trainer.config).add(num_steps, trainer.save_model, trainer.saved_evaluation)
+    figures = {"held_out_loss": loss}
+    if trainer.config.data.is_preference:
+        figures |= {f"held_out_{name}": value for name, value in trainer.held_out_rewards.items()}
+    else:
+        figures["held_out_perplexity"] = exp(loss) if loss < _LARGEST_EXPONENT else inf  # NaN stays
+    return {name: value for name, value in figures.items() if isfinite(value)}
+
+
+class _Reports:
+    """The files with a run's figures, as a `with` block.
+
+    Args:
+        output: output directory of the run.
+        config: configuration of the run.
+        first_step: number of steps done before.
+    """
+
+    def __init__(self, output: Path, config: TrainConfig, first_step: int) -> None:
+        self._metrics = MetricsFile(output / _METRICS, first_step)
+        is_drawn = config.output.report_to == "tensorboard"
+        self._events = EventFiles(output / _TENSORBOARD, first_step) if is_drawn else None
+
+    def add(self, *, step: int, **figures: float | None) -> None:
+        """Write the figures of a step, which is 0 for the first."""
+        self._metrics.add(step=step, **figures)
+        if self._events is not None:
+            self._events.add(step + 1, figures)
+
+    def __enter__(self) -> _Reports:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._metrics.close()
+        if self._events is not None:
+            self._events.close()
 
 
 class _TracedStep:
@@ -451,7 +569,7 @@ def _check_output(config: TrainConfig, resume: bool) -> None:
     """Reject an output directory in which the run would replace the model that it starts from, or,
     for a new run, any model.
     """
-    model, source = Path(config.output.directory) / _MODEL, config.model.path
+    model, source = Path(config.output.directory) / finished_names(config)[0], config.model.path
     if source is not None and model.resolve() in (Path(source).resolve(), *Path(source).resolve().parents):
         raise ConfigError(
             f"[train.run] the finished model must not replace the initial model; got {str(model)!r} "
@@ -460,9 +578,13 @@ def _check_output(config: TrainConfig, resume: bool) -> None:
     _check_checkpoints(Path(config.output.directory) / _CHECKPOINTS, resume)
     if not resume and os.path.lexists(model):
         raise ConfigError(
-            f"[train.run] a new run needs an output directory without a model; got {str(model)!r}; move it away, or "
-            "choose another directory"
+            f"[train.run] a new run needs an output directory without {_a(model.name)}; got {str(model)!r}; move it "
+            "away, or choose another directory"
         )
+
+
+def _a(noun: str) -> str:
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
 def _check_checkpoints(directory: Path, resume: bool) -> None:

@@ -27,6 +27,7 @@ from tilewise.data import (
     Examples,
     PackedExamples,
     PaddedExamples,
+    PairedExamples,
     Record,
     Sequences,
     TextDocuments,
@@ -137,6 +138,8 @@ def prepare_source(
     Raises:
         ConfigError: a record is invalid, or there is too little data.
     """
+    if corpus is None and source.type == "preference":
+        return _from_pairs(source, data, encoder, show, evaluates)
     if corpus is None:
         return _from_records(source, data, encoder, show, evaluates)
     stream, counts = _stream(source, data, [file.text for file in corpus.train], encoder, show)
@@ -178,6 +181,75 @@ def _stream(
 
 def _of_stream(stream: Ids, data: DataSection, end: int) -> Sequences:
     return TextDocuments(stream, data.context, end) if data.is_padded else TextWindows(stream, data.context)
+
+
+def _from_pairs(
+    source: DataSource,
+    data: DataSection,
+    encoder: Encoder,
+    show: Callable[[int, int], None],
+    evaluates: bool,
+) -> PreparedSource:
+    """The pairs of a source. A pair whose sequences do not both fit is truncated or dropped as one."""
+    encode_records = _Preferences(source, encoder)
+    train, held_out = _PairList(data.context + 1, source), _PairList(data.context + 1, source)
+    records, num_done = _records(source), 0
+    while batch := list(islice(records, _BATCH)):
+        for (record, is_for_training), pair in zip(batch, encode_records([r for r, _ in batch])):
+            for ids, _ in pair:
+                beyond = ids[ids >= encoder.vocab_size][:1].tolist()
+                where = f"the training data ({record.place})"
+                check_token_ids(encoder.tokenizer, beyond, encoder.vocab_size, where)
+            if is_for_training or evaluates:
+                (train if is_for_training else held_out).add(pair)
+        num_done += len(batch)
+        show(num_done, 0)
+    if not train.counts.examples:
+        counts = train.counts
+        raise ConfigError(
+            f"[train.data] data must hold a pair to train on; got {counts.dropped} longer than the context and "
+            f"{counts.unlabelled} without a counted label in {source.path!r}; raise the context, or give other data"
+        )
+    examples = train.finish()
+    digest = hashlib.sha256()
+    for array in (examples.tokens, examples.labels, examples.ends):
+        digest.update(array.tobytes())
+    rest = PairedExamples(held_out.finish()) if held_out.counts.examples else None
+    return PreparedSource(
+        source, PairedExamples(examples), rest, train.counts, Corpus((), ()), digest.hexdigest()
+    )
+
+
+class _PairList:
+    """Collects pairs that fit sequences.
+
+    Args:
+        most: maximum number of tokens of a sequence.
+        source: says what happens to longer ones.
+    """
+
+    def __init__(self, most: int, source: DataSource) -> None:
+        self._most, self._strategy = most, source.excess_length_strategy
+        self._examples = ExampleList(most, self._strategy)
+        self.counts = ExampleCounts()
+
+    def add(self, pair: tuple[tuple[Ids, Ids], tuple[Ids, Ids]]) -> None:
+        """Add a pair, if both sequences have a counted label within the context."""
+        is_long = any(len(ids) > self._most for ids, _ in pair)
+        if is_long and self._strategy == "drop":
+            self.counts.dropped += 1
+        elif not all((labels[1 : self._most] != IGNORED).any() for _, labels in pair):
+            self.counts.unlabelled += 1
+        else:
+            for ids, labels in pair:
+                self._examples.add(ids, labels)
+            own = self._examples.counts
+            self.counts.examples, self.counts.truncated = own.examples // 2, self.counts.truncated + is_long
+            self.counts.tokens, self.counts.counted = own.tokens, own.counted
+
+    def finish(self) -> Examples:
+        """The examples so far: chosen and rejected ones in turns."""
+        return self._examples.finish()
 
 
 def _from_records(
@@ -461,16 +533,21 @@ class _Pretokenized:
 
     def __call__(self, records: Sequence[Record]) -> Iterator[tuple[Ids, Ids]]:
         for record in records:
-            ids = self._ids(record, self._source.field_input_ids)
+            ids = self.ids(record, self._source.field_input_ids)
             labels = ids
             if record.fields.get(self._source.field_labels) is not None:
-                labels = self._ids(record, self._source.field_labels, IGNORED)
+                labels = self.ids(record, self._source.field_labels, IGNORED)
             if len(labels) != len(ids):
                 rule = f"{self._source.field_labels!r} must be as long as {self._source.field_input_ids!r}"
                 record.invalid(rule, f"{len(labels)} and {len(ids)}", "repair the record")
             yield ids, labels
 
-    def _ids(self, record: Record, field: str, also: int = 0) -> Ids:
+    def ids(self, record: Record, field: str, also: int = 0) -> Ids:
+        """The ids in a field of a record; `also` is a further number that may be in it.
+
+        Raises:
+            ConfigError: the field is not a list of ids of the model.
+        """
         value = record.value(field)
         try:
             ids = np.asarray(value) if value != [] else np.empty(0, np.int32)
@@ -487,6 +564,57 @@ class _Pretokenized:
             )
             record.invalid(rule, str(wrong[0]), "use the tokenizer of the model")
         return ids.astype(np.int32)
+
+
+class _Preferences:
+    """Encodes prompts with a chosen and a rejected completion: texts, lists of messages, or lists of
+    ids. Completions that are whole conversations need no prompt; what they have in common is the
+    prompt. The labels of completions are counted.
+    """
+
+    def __init__(self, source: DataSource, encoder: Encoder) -> None:
+        self._source, self._encoder = source, encoder
+        self._ids = _Pretokenized(source, encoder)
+        fields = (source.field_chosen, source.field_rejected)
+        self._pairs = [_Pairs(source.model_copy(update={"field_completion": f}), encoder) for f in fields]
+
+    def __call__(self, records: Sequence[Record]) -> Iterator[tuple[tuple[Ids, Ids], tuple[Ids, Ids]]]:
+        source = self._source
+        if all(_is_ids(record.fields.get(source.field_chosen)) for record in records):
+            for record in records:
+                yield self._of_ids(record, source.field_chosen), self._of_ids(record, source.field_rejected)
+            return
+        records = [self._with_prompt(record) for record in records]
+        chosen, rejected = (encode(records) for encode in self._pairs)
+        yield from zip(chosen, rejected)
+
+    def _of_ids(self, record: Record, field: str) -> tuple[Ids, Ids]:
+        prompt, completion = (self._ids.ids(record, name) for name in (self._source.field_prompt, field))
+        masked = np.full(len(prompt), IGNORED, np.int32)
+        return np.concatenate([prompt, completion]), np.concatenate([masked, completion])
+
+    def _with_prompt(self, record: Record) -> Record:
+        """A record whose prompt is what both conversations begin with."""
+        source = self._source
+        both = [record.fields.get(field) for field in (source.field_chosen, source.field_rejected)]
+        chosen, rejected = both
+        if record.fields.get(source.field_prompt) is not None or not (
+            isinstance(chosen, list) and isinstance(rejected, list)
+        ):
+            return record
+        shared = next((i for i, (a, b) in enumerate(zip(chosen, rejected)) if a != b), 0)
+        if not shared:
+            record.invalid(
+                "two conversations without a prompt must begin with the same messages and then differ",
+                "conversations without a common beginning, or equal ones",
+                f"add the field {source.field_prompt!r}, or repair the record",
+            )
+        fields = {source.field_prompt: chosen[:shared], source.field_chosen: chosen[shared:]}
+        return replace(record, fields={**record.fields, **fields, source.field_rejected: rejected[shared:]})
+
+
+def _is_ids(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(number) is int for number in value)
 
 
 _ENCODERS: Mapping[str, type[_Conversations] | type[_Pairs] | type[_Pretokenized]] = {

@@ -36,6 +36,7 @@ from tilewise.core.validation import nearest, shown
 from tilewise.files.reading import Unreadable, decode_text, first_problem, read_whole
 from tilewise.graph import Recomputation
 from tilewise.models import ModelConfig
+from tilewise.nn import PreferenceLoss
 from tilewise.plan.settings import MAX_ROWS_PER_TILE
 from tilewise.strategy import (
     DistributionStrategy,
@@ -46,6 +47,14 @@ from tilewise.strategy import (
     read_actions,
 )
 from tilewise.train.data_sections import SEQUENCE_KEYS, DataSection, DataSource, merge_sequences
+from tilewise.train.lora_section import LoraSection
+from tilewise.train.schedule import (
+    SCHEDULERS,
+    check_scheduler,
+    learning_rate,
+    scheduled_rate,
+    warmup_of,
+)
 from tilewise.train.section import FilePath as _Path
 from tilewise.train.section import Section as _Section
 from tilewise.train.section import WrongValue as _WrongValue
@@ -59,6 +68,7 @@ __all__ = [
     "ABOUT_SHARDING",
     "DataSection",
     "DistributionSection",
+    "DpoSection",
     "ModelSection",
     "OptimizerSection",
     "OutputSection",
@@ -71,6 +81,7 @@ __all__ = [
     "make_optimizer",
     "make_strategy",
     "setting_names",
+    "with_steps_of_epochs",
 ]
 
 
@@ -125,14 +136,25 @@ _MOST_DEFAULT_SPLITS = 8
 
 
 class TrainSection(_Section):
-    """`[train]`: length, batch and precision. One step processes `batch` sequences, on any number
-    of devices. `recompute` (a word, or patterns of names), `offload` (a word or several) and
-    `rows_per_tile` (a number) are as in `ComputeGraph.plan`. The held-out text is evaluated after
-    every `evaluate_every` steps, or only at the end if this is 0. `batch_splits` must divide
-    `batch`. Its default is the largest power of two up to 8 that divides `batch`.
+    """`[train]`: length, batch and precision. One step processes `batch` sequences, or pairs of
+    them if the data are pairs, on any number of devices. `recompute` (a word, or patterns of
+    names), `offload` (a word or several) and `rows_per_tile` (a number) are as in
+    `ComputeGraph.plan`. The held-out text is evaluated after every `evaluate_every` steps, or only
+    at the end if this is 0. `freeze` has patterns of parameters that are not trained.
+    `batch_splits` must divide `batch`. Its default is the largest power of
+    two up to 8 that divides `batch`.
+
+    Attributes:
+        epochs: length of the run as passes over the data, instead of `steps`. The number of steps is
+            known when the data is read (`with_steps_of_epochs`).
+        load_best_model_at_end: the finished model has the weights of the evaluation with the lowest
+            loss. Then the last step is evaluated, too.
+        early_stopping_patience: end the run after so many evaluations in a row that did not lower the
+            lowest loss by more than `early_stopping_threshold`; 0 for never.
     """
 
     steps: int = Field(default=500, ge=1, le=10**9)
+    epochs: float | None = Field(default=None, gt=0, le=1e6)
     batch: int = Field(default=8, ge=1, le=1 << 16)
     accumulation: int = Field(default=1, ge=1, le=1 << 16)
     batch_splits: int = Field(default=_MOST_DEFAULT_SPLITS, ge=1, le=1 << 16)
@@ -143,6 +165,27 @@ class TrainSection(_Section):
     on_nonfinite: Literal["stop", "skip"] = "stop"
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
     evaluate_every: int = Field(default=0, ge=0, le=10**9)
+    load_best_model_at_end: bool = False
+    early_stopping_patience: int = Field(default=0, ge=0, le=10**9)
+    early_stopping_threshold: float = Field(default=0.0, ge=0, le=1e6)
+
+    freeze: tuple[str, ...] = ()
+
+    @field_validator("freeze", mode="before")
+    @classmethod
+    def _patterns(cls, value: object) -> object:
+        """Converts TOML's lists to tuples."""
+        return tuple(value) if isinstance(value, list) else value
+
+    @model_validator(mode="after")
+    def _one_length(self) -> TrainSection:
+        if self.epochs is not None and "steps" in self.model_fields_set:
+            raise _WrongValue("train.epochs excludes train.steps", "remove one of the two")
+        watches = self.load_best_model_at_end or self.early_stopping_patience
+        if watches and not self.evaluate_every:
+            name = "load_best_model_at_end" if self.load_best_model_at_end else "early_stopping_patience"
+            raise _WrongValue(f"train.{name} needs evaluations", "set train.evaluate_every")
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -193,7 +236,12 @@ class OptimizerSection(_Section):
         name: the optimizer.
         schedule: how the learning rate continues after the linear warm-up. `constant` keeps it;
             `linear` and `cosine` decay to `min_lr_ratio` times `lr` at the last step.
+        lr_scheduler_type: a scheduler of transformers, with its values, instead of `schedule` and
+            `min_lr_ratio`.
+        lr_scheduler_kwargs: settings of this scheduler, by transformers' names.
         lr: the highest learning rate. AdamW has a default; other optimizers need a value.
+        warmup_steps: steps of the warm-up; by default 50, and 0 with `lr_scheduler_type`.
+        warmup_ratio: share of the run's steps that the warm-up takes, instead of `warmup_steps`.
         beta1, beta2, eps, momentum, nesterov, weight_decay, max_grad_norm: hyperparameters as in
             `tilewise.optim`; None for the default of the optimizer's class. A hyperparameter that
             the optimizer does not have is an error.
@@ -203,6 +251,9 @@ class OptimizerSection(_Section):
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
     lr: float = Field(default=_ADAMW_LR, gt=0, le=MAX_F32)
     warmup_steps: int = Field(default=50, ge=0, le=10**9)
+    warmup_ratio: float | None = Field(default=None, ge=0, le=1)
+    lr_scheduler_type: str | None = None
+    lr_scheduler_kwargs: dict[str, int | float | str] = Field(default_factory=dict)
     min_lr_ratio: float = Field(default=0.1, ge=0, le=1)
     beta1: float | None = Field(default=None, ge=0, lt=1)
     beta2: float | None = Field(default=None, ge=0, lt=1)
@@ -211,6 +262,53 @@ class OptimizerSection(_Section):
     nesterov: bool | None = None
     weight_decay: float | None = Field(default=None, ge=0)
     max_grad_norm: float | None = Field(default=None, ge=0)
+
+    @field_validator("lr_scheduler_type")
+    @classmethod
+    def _known_scheduler(cls, name: str | None) -> str | None:
+        if name is None or name in SCHEDULERS:
+            return name
+        near = nearest(name, SCHEDULERS)
+        advice = "choose one" if near is None else f"did you mean {near}?"
+        if name in ("reduce_lr_on_plateau", "greedy"):
+            advice = "its rate depends on evaluations, which a schedule must not; choose another"
+        raise _WrongValue(f"must be one of {', '.join(SCHEDULERS)}, got {shown(name)}", advice)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_warmup(cls, values: object) -> object:
+        """The default of `warmup_steps`, which depends on the schedule."""
+        if not isinstance(values, dict) or values.get("lr_scheduler_type") is None:
+            return values
+        return {"warmup_steps": 0, **values}
+
+    @model_validator(mode="after")
+    def _one_schedule(self) -> OptimizerSection:
+        chosen = self.model_fields_set
+        if self.lr_scheduler_type is None:
+            if self.warmup_ratio is not None and "warmup_steps" in chosen:
+                raise _WrongValue(
+                    "optimizer.warmup_ratio excludes optimizer.warmup_steps", "remove one of the two"
+                )
+            if self.lr_scheduler_kwargs:
+                raise _WrongValue(
+                    "optimizer.lr_scheduler_kwargs needs optimizer.lr_scheduler_type", "set both, or neither"
+                )
+            return self
+        if self.warmup_ratio is not None and self.warmup_steps:
+            raise _WrongValue(
+                "optimizer.warmup_ratio excludes optimizer.warmup_steps", "remove one of the two"
+            )
+        other = next((name for name in ("schedule", "min_lr_ratio") if name in chosen), None)
+        if other is not None:
+            raise _WrongValue(
+                f"optimizer.lr_scheduler_type excludes optimizer.{other}", "remove one of the two"
+            )
+        try:
+            check_scheduler(self.lr_scheduler_type, self.lr, self.lr_scheduler_kwargs)
+        except ConfigError as error:
+            raise ValueError(str(error).partition("] ")[2]) from None
+        return self
 
     @model_validator(mode="after")
     def _settings_belong_to_optimizer(self) -> OptimizerSection:
@@ -225,8 +323,19 @@ class OptimizerSection(_Section):
 
     def hyperparameters(self) -> dict[str, float]:
         """The hyperparameters that are set, by name."""
-        shared = {"name", "schedule", "lr", "warmup_steps", "min_lr_ratio"}
-        return {name: value for name, value in self if name not in shared and value is not None}
+        return {name: value for name, value in self if name not in _OF_SCHEDULE and value is not None}
+
+    def rate(self, step: int, num_steps: int) -> float:
+        """The learning rate of a step of a run with `num_steps` steps. `step` is 0 for the first."""
+        warmup = self.warmup_steps if self.warmup_ratio is None else warmup_of(self.warmup_ratio, num_steps)
+        if self.lr_scheduler_type is None:
+            return learning_rate(step, num_steps, self.lr, warmup, self.min_lr_ratio, self.schedule)
+        settings = self.lr_scheduler_kwargs
+        return scheduled_rate(self.lr_scheduler_type, step, num_steps, self.lr, warmup, settings)
+
+
+_LATER_KEYS = ("name", "schedule", "warmup_ratio", "lr_scheduler_type", "lr_scheduler_kwargs")
+_OF_SCHEDULE = ("lr", "warmup_steps", "min_lr_ratio", *_LATER_KEYS)
 
 
 def _hyperparameters(name: str) -> list[str]:
@@ -333,6 +442,31 @@ _ANY_PASSES = (("0F0", "0B0"),)  # stand for those of a file that has not been r
 _F16 = ("f16", "fp16", "float16")  # names of a dtype that weights are stored in, but no model computes in
 
 
+class DpoSection(_Section):
+    """`[dpo]`: the loss of a run on pairs, whose data have `type = "preference"`.
+
+    Attributes:
+        beta, loss_type, label_smoothing: see `nn.PreferenceLoss`.
+    """
+
+    beta: float = Field(default=0.1, ge=1e-6, le=1e6)
+    loss_type: Literal["sigmoid", "hinge", "ipo"] = "sigmoid"
+    label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
+
+    @model_validator(mode="after")
+    def _loss_is_valid(self) -> DpoSection:
+        if self.label_smoothing and self.loss_type != "sigmoid":
+            raise _WrongValue(
+                f"dpo.label_smoothing needs loss_type = 'sigmoid', got {self.loss_type!r}", "remove it"
+            )
+        return self
+
+    @property
+    def loss(self) -> PreferenceLoss:
+        """The loss of a graph."""
+        return PreferenceLoss(self.beta, self.loss_type, self.label_smoothing)
+
+
 class OutputSection(_Section):
     """`[output]`: where checkpoints, metrics, the loss curve and the finished model are written.
 
@@ -348,6 +482,7 @@ class OutputSection(_Section):
             training waits until the checkpoint is written, and no memory is needed for the copy.
         offload_directory: directory of the files with offloaded tensors during the run; None for
             `directory`.
+        report_to: `tensorboard` also writes the figures of `metrics.jsonl` as TensorBoard files.
     """
 
     directory: _Path = "runs/train"
@@ -356,6 +491,7 @@ class OutputSection(_Section):
     checkpoint_in_background: bool = True
     offload_directory: _Path | None = None
     dtype: str | None = None
+    report_to: Literal["none", "tensorboard"] = "none"
 
     @field_validator("dtype")
     @classmethod
@@ -370,8 +506,20 @@ class TrainConfig(_Section):
     data: DataSection = DataSection()
     train: TrainSection = TrainSection()
     optimizer: OptimizerSection = OptimizerSection()
+    dpo: DpoSection = DpoSection()
     distribution: DistributionSection = DistributionSection()
     output: OutputSection = OutputSection()
+    lora: LoraSection | None = None
+
+    @model_validator(mode="after")
+    def _has_a_base(self) -> TrainConfig:
+        name = "lora" if self.lora is not None else "train.freeze" if self.train.freeze else ""
+        if name and self.model.path is None:
+            rule = f"{name} needs model.path, because frozen weights are not written to checkpoints"
+            raise _WrongValue(rule, "set model.path to the model that is tuned")
+        if self.lora is not None and self.train.freeze:
+            raise _WrongValue("lora freezes all weights of the model already", "remove train.freeze")
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -414,13 +562,27 @@ class TrainConfig(_Section):
             raise _WrongValue(rule, "set model.path to a model directory")
         return self
 
+    @model_validator(mode="after")
+    def _pairs_are_trained(self) -> TrainConfig:
+        if not self.data.is_preference and self.dpo != DpoSection():
+            raise _WrongValue("dpo needs data of type = 'preference'", "set data.type, or remove [dpo]")
+        if self.data.is_preference and self.model.path is None:
+            raise _WrongValue("data of type = 'preference' needs model.path", "start from a trained model")
+        return self
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences of a step: `train.batch`, or twice as many if the data are pairs."""
+        return self.train.batch * (2 if self.data.is_preference else 1)
+
     def what_must_match(self) -> dict[str, Any]:
         """The settings that determine the result, by section.
 
         Settings that do not change the result are omitted (output, distribution, accumulation,
         recomputation, offloading, tile size, evaluation). The data is compared by content
-        (`DataSection.what_must_match`). `optimizer.name` and `optimizer.schedule` are omitted at their
-        defaults, because checkpoints that are older than these keys do not have them.
+        (`DataSection.what_must_match`). Keys of `[optimizer]`, `train.freeze` and `lora` are omitted
+        at their defaults where older checkpoints do not have them. `train.epochs` is omitted, because
+        `train.steps` follows from it.
         """
         sections = self.model_dump(
             exclude={
@@ -428,19 +590,37 @@ class TrainConfig(_Section):
                 "output": True,
                 "distribution": True,
                 "data": True,
-                "train": {"accumulation", "recompute", "offload", "rows_per_tile", "evaluate_every"},
+                **({} if self.data.is_preference else {"dpo": True}),
+                "train": {*_WITHOUT_EFFECT},
                 "optimizer": True,
+                "lora": True,
             }
         )
+        freeze = sections["train"].pop("freeze")
+        if freeze:
+            sections["train"]["freeze"] = [*freeze]
+        if self.lora is not None:
+            sections["lora"] = self.lora.settings()
         section, optimizer = self.optimizer, make_optimizer(self)
         settings = section.model_dump(include={"lr", "warmup_steps", "min_lr_ratio"})
-        settings |= section.model_dump(include={"name", "schedule"}, exclude_defaults=True)
+        settings |= section.model_dump(include={*_LATER_KEYS}, exclude_defaults=True)
         settings |= {name: getattr(optimizer, name) for name in _hyperparameters(section.name)}
         model, data = make_model_config(self).to_dict(), self.data.what_must_match()
         return {"model": model, "data": data, **sections, "optimizer": settings}
 
 
-_CHANGEABLE = ("train.steps", "train.on_nonfinite")
+_WITHOUT_EFFECT = (
+    "epochs",
+    "accumulation",
+    "recompute",
+    "offload",
+    "rows_per_tile",
+    "evaluate_every",
+    "load_best_model_at_end",
+    "early_stopping_patience",
+    "early_stopping_threshold",
+)  # keys of [train] that decide the result of no step
+_CHANGEABLE = ("train.steps", "train.epochs", "train.on_nonfinite")
 
 
 def is_changeable(key: str) -> bool:
@@ -460,7 +640,8 @@ def load_config(path: str | Path, settings: Sequence[str] = ()) -> TrainConfig:
     Args:
         path: a TOML file; relative paths in it are relative to its own directory.
         settings: strings `SECTION.KEY=VALUE` that override the file. VALUE is TOML, or a string
-            without quotes; relative paths are relative to the file's directory, too.
+            without quotes; relative paths are relative to the file's directory, too. A key also
+            replaces the keys that exclude it, as `train.steps` replaces `train.epochs`.
 
     Raises:
         ConfigError: there is no such file, the file is not TOML, or a key or value is wrong. The
@@ -486,12 +667,22 @@ def load_config(path: str | Path, settings: Sequence[str] = ()) -> TrainConfig:
             )
         if isinstance(table, dict):  # otherwise the check below rejects the section
             table[key] = _parse_value(text)
+            for other in _INSTEAD.get(name, ()):
+                table.pop(other, None)
     where = f"{str(path)!r} and --set" if settings else repr(str(path))
     config = _with_paths_from(check_config(content, where), path.parent)
     make_model_config(config)
     return config
 
 
+_INSTEAD = {
+    "train.steps": ("epochs",),
+    "train.epochs": ("steps",),
+    "optimizer.warmup_steps": ("warmup_ratio",),
+    "optimizer.warmup_ratio": ("warmup_steps",),
+    "optimizer.schedule": ("lr_scheduler_type", "lr_scheduler_kwargs"),
+    "optimizer.lr_scheduler_type": ("schedule", "min_lr_ratio"),
+}  # keys of the same section that a key excludes
 _SETTING = re.compile(r"\s*(\w+\.\w+)\s*=(.*)", re.DOTALL)
 
 
@@ -597,8 +788,13 @@ def _place_of_key(key: str) -> str | None:
 
 def _keys_of_sections() -> dict[str, list[str]]:
     """The keys of each section, as in a file."""
-    keys = {name: [*type(value).model_fields] for name, value in TrainConfig()}
+    keys = {name: [*section.model_fields] for name, section in _sections().items()}
     return {**keys, "data": [*DataSource.model_fields, *SEQUENCE_KEYS], "sequences": [*SEQUENCE_KEYS]}
+
+
+def _sections() -> Mapping[str, type[_Section]]:
+    """The class of every section, by name."""
+    return {name: type(value) for name, value in TrainConfig(lora=None)} | {"lora": LoraSection}
 
 
 _MISSPELLED = 0.87  # similarity above which a key of [model] is a misspelled one; real keys are less similar
@@ -676,6 +872,19 @@ def make_model_config(config: TrainConfig) -> ModelConfig:
     return model
 
 
+def with_steps_of_epochs(config: TrainConfig, num_windows: int) -> TrainConfig:
+    """The configuration with the number of steps that `train.epochs` stands for.
+
+    Args:
+        num_windows: sequences of one pass over the training data.
+    """
+    train = config.train
+    if train.epochs is None:
+        return config
+    steps = max(1, math.ceil(train.epochs * num_windows / train.batch))
+    return config.model_copy(update={"train": train.model_copy(update={"steps": steps})})
+
+
 def make_optimizer(config: TrainConfig) -> Optimizer:
     """The optimizer of `[optimizer]`, for the graph's `optimize`.
 
@@ -733,6 +942,9 @@ def _with_paths_from(config: TrainConfig, directory: Path) -> TrainConfig:
     if config.model.path is not None:
         model = config.model.model_copy(update={"path": str(directory / config.model.path)})
         config = config.model_copy(update={"model": model})
+    if config.lora is not None and config.lora.path is not None:
+        lora = config.lora.model_copy(update={"path": str(directory / config.lora.path)})
+        config = config.model_copy(update={"lora": lora})
     if config.distribution.schedule_file is not None:
         path = str(directory / config.distribution.schedule_file)
         distribution = config.distribution.model_copy(update={"schedule_file": path})

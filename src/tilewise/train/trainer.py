@@ -7,7 +7,9 @@ Trained weights are written as a Hugging Face directory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,7 @@ from tilewise import models
 from tilewise.checkpoint import (
     CheckpointWriter,
     ConfigChange,
+    EvaluationRecord,
     FinishedModel,
     PartedTensor,
     StoredWeights,
@@ -24,19 +27,32 @@ from tilewise.checkpoint import (
     cast_tensors,
     model_files,
     save_checkpoint,
-    save_model_directory,
 )
 from tilewise.checkpoint.header import dtype_name
-from tilewise.core import LayoutError, NotFinite, TilewiseError, get_logger
+from tilewise.core import ConfigError, LayoutError, NotFinite, TilewiseError, get_logger
 from tilewise.core.dims import Dim
 from tilewise.core.progress import Progress
 from tilewise.core.tree import allowed_widths
-from tilewise.data import IGNORED, MaskedBatches
+from tilewise.data import IGNORED, PairBatches
 from tilewise.files.writing import writing
 from tilewise.train.evaluation import score_files
+from tilewise.train.held_out import every_window, with_evaluation
+from tilewise.train.preference import (
+    pair_figures,
+    pairs_digest,
+    read_reference,
+    reference_log_probs,
+    write_reference,
+)
 from tilewise.train.progress import track_work
-from tilewise.train.schedule import learning_rate
-from tilewise.train.train_config import TrainConfig, make_model_config, make_optimizer, make_strategy
+from tilewise.train.train_config import (
+    TrainConfig,
+    make_model_config,
+    make_optimizer,
+    make_strategy,
+    with_steps_of_epochs,
+)
+from tilewise.train.trained_parts import frozen_digest, opened_finished, save_finished, trained_parts
 from tilewise.train.training_data import TrainingData
 
 if TYPE_CHECKING:
@@ -66,11 +82,15 @@ def make_graph(config: TrainConfig, *, is_padded: bool) -> ComputeGraph:
     """
     from tilewise.session import ComputeGraph  # imports the native module
 
-    model, train = make_model_config(config), config.train
-    graph = ComputeGraph(model.model_type)
+    model, train, parts = make_model_config(config), config.train, trained_parts(config)
+    graph = ComputeGraph(model.model_type, adapters=parts.adapters)
     context = config.data.context
     length = Dim("seq", 1, context) if is_padded else context
-    models.build_training_graph(graph, model, train.batch, length, train.dtype)
+    preference = config.dpo.loss if config.data.is_preference else None
+    models.build_training_graph(
+        graph, model, config.num_sequences, length, train.dtype, preference=preference
+    )
+    parts.apply(graph)
     return graph
 
 
@@ -136,7 +156,7 @@ def _check_batch_splits(config: TrainConfig, error: LayoutError) -> None:
 
 
 def evaluate_model(config: TrainConfig, data: TrainingData, model_dir: Path, console: Console) -> float:
-    """Bits per byte that a saved model needs for the held-out files, computed in the
+    """Bits per byte that a saved model, or a saved adapter on its base, needs for the held-out files, computed in the
     configuration's dtype.
 
     The model is loaded from its directory. Batches have the size of one microbatch of training.
@@ -154,7 +174,7 @@ def evaluate_model(config: TrainConfig, data: TrainingData, model_dir: Path, con
         workers_per_device=config.distribution.workers_per_device,
     )
     with graph.instantiate(plan) as model, track_work(console, "held-out files") as progress:
-        model.load_parameters(models.open_weights(model_dir, make_model_config(config)))
+        model.load_parameters(opened_finished(model_dir, config))
         files = data.corpus.held_out
         marks = {"start": data.end, "end": data.end, "vocab_size": make_model_config(config).vocab_size}
         score = score_files(model, data.tokenizer, files, batch, context, **marks, show=progress.show)
@@ -173,20 +193,31 @@ class Trainer:
     Attributes:
         num_tokens: tokens that the last step predicted, without padding.
         changes: changes of the configuration since the run began. Checkpoints record them.
+        evaluation: the best evaluation so far, and the count of early stopping. Checkpoints record
+            it. None before the first evaluation, and if the run uses neither.
+        rewards: of a run on pairs, `reward_margin` and `reward_accuracy` of the last step, as means over
+            its pairs; only finite ones.
+        held_out_rewards: the same of the last evaluation.
+        saved_evaluation: the same at the last checkpoint, which may still be written in the background.
 
     Raises:
         ResourceError: the plan needs more memory than available.
     """
 
     def __init__(self, config: TrainConfig, data: TrainingData, graph: ComputeGraph, plan: Plan) -> None:
-        self.config = config
+        self.config = config = with_steps_of_epochs(config, data.batches.num_windows)
         self.data = data
         self.num_tokens = 0
         self.changes: Sequence[ConfigChange] = ()
+        self.evaluation: EvaluationRecord | None = None
+        self.saved_evaluation: EvaluationRecord | None = None
+        self.rewards: dict[str, float] = {}
+        self.held_out_rewards: dict[str, float] = {}
         self._num_skipped = 0  # consecutive steps that were not finite
         self._writer = CheckpointWriter()
         model = make_model_config(config)
         weights = None if config.model.path is None else models.open_weights(config.model.path, model)
+        self._parts, self._base = trained_parts(config), weights
         self._finished = finished_model(config, data.tokenizer, weights)
         where = Path(config.output.offload_directory or config.output.directory)
         if plan.file_bytes:
@@ -197,7 +228,7 @@ class Trainer:
             if weights is None:
                 self.instance.initialize(seed=config.train.seed, scale=model.initializer_range)
             else:
-                self.instance.load_parameters(weights)
+                self.instance.load_parameters(self._parts.weights(weights, config.train.seed))
         except BaseException:
             self.instance.close()
             raise
@@ -237,6 +268,7 @@ class Trainer:
             ResourceError: a checkpoint could not be written. Older checkpoints are kept, and no
                 step was done.
         """
+        self._require_reference()
         self._writer.check()
         is_last_chance = self._num_skipped + 1 >= MOST_SKIPPED
         on_nonfinite = "stop" if is_last_chance else self.config.train.on_nonfinite
@@ -244,7 +276,47 @@ class Trainer:
         result = self.instance.step(batch, lr=rate_of(self.config, number), on_nonfinite=on_nonfinite)
         self._num_skipped = self._num_skipped + 1 if result.is_skipped else 0
         self.num_tokens = int((batch["labels"] != IGNORED).sum())
+        if self.config.data.is_preference:
+            self.rewards = _finite_means(self._pair_figures(batch))
         return result
+
+    def _pair_figures(self, batch: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float64]]:
+        """Figures about the pairs of the batch that the instance computed last."""
+        return pair_figures(self.config.dpo.loss, batch, self.instance.get_tensor("log_probs"))
+
+    def prepare_reference(self, path: Path, console: Console, *, may_read: bool) -> None:
+        """Compute the log-probabilities that the reference model, which is the model before its first
+        step, gives the pairs. Runs on other data need none. Call this before the first step, and before
+        the state of a checkpoint is loaded.
+
+        Args:
+            path: file that keeps them.
+            console: shows progress.
+            may_read: read the file, if it belongs to the same data. The file of another run may be that
+                of another model.
+
+        Raises:
+            NotFinite: a log-probability is not finite.
+            ResourceError: the file cannot be written.
+        """
+        batches, held_out = self.data.batches, self.data.held_out
+        if not isinstance(batches, PairBatches):
+            return
+        digest = pairs_digest(batches, held_out)
+        num_held_out = 0 if held_out is None else held_out.num_windows
+        stored = read_reference(path, digest, batches.num_windows, num_held_out) if may_read else None
+        if stored is None:
+            values = []
+            for part in (batches, held_out):
+                values.append(np.empty((0, 2), np.float32))
+                if isinstance(part, PairBatches):
+                    with track_work(console, "reference log-probabilities") as progress:
+                        values[-1] = reference_log_probs(self.instance, part, progress.show)
+            stored = values[0], values[1]
+            write_reference(path, digest, *stored)
+        batches = replace(batches, reference=stored[0])
+        held_out = replace(held_out, reference=stored[1]) if isinstance(held_out, PairBatches) else None
+        self.data = replace(self.data, batches=batches, held_out=held_out)
 
     def set_num_steps(self, num_steps: int) -> None:
         """Change the number of steps of the whole run. This changes the learning rate from the next
@@ -275,30 +347,88 @@ class Trainer:
         for runs that compute the same.
         """
         settings = self.config.what_must_match()
-        return {**settings, "data": {**settings["data"], "tokens": self.data.digest}}
+        settings = {**settings, "data": {**settings["data"], "tokens": self.data.digest}}
+        return settings if self._frozen is None else {**settings, "frozen": self._frozen}
+
+    @cached_property
+    def _frozen(self) -> str | None:
+        """The digest of the frozen weights, which checkpoints do not have; None if all are trained."""
+        trained = {*self.instance.trainable_names()}
+        names = [name for name in self.instance.parameter_names() if name not in trained]
+        if not names:
+            return None
+        assert self._base is not None
+        continued = self._parts.adapter_weights or {}
+        return frozen_digest({**self._base, **continued}, [*names, *continued])
 
     def evaluate(self) -> float:
-        """The mean loss over the held-out windows, in nats per predicted token.
+        """The mean loss over all held-out data, in nats per predicted token, or per pair.
 
         This runs the forward pass of the trainer's instance, so it needs no second copy of the
-        weights. It changes neither weights nor optimizer states. Windows are formed as in training:
-        the last tokens of packed text are not used if they do not fill a window.
+        weights. It changes neither weights nor optimizer states. Windows are formed as in training.
         """
         held_out = self.data.held_out
         assert held_out is not None  # read if the configuration evaluates
-        windows = held_out.batches if isinstance(held_out, MaskedBatches) else held_out
+        if isinstance(held_out, PairBatches):
+            return self._evaluate_pairs(held_out)
         nats, num_tokens = 0.0, 0
-        for number in range(-(-windows.num_windows // windows.batch)):
-            batch = held_out.at(number)
-            batch["labels"][windows.num_windows - number * windows.batch :] = (
-                IGNORED  # these windows belong to the next epoch
-            )
+        for batch in every_window(held_out):
             counted = int((batch["labels"] != IGNORED).sum())
             if counted:
                 self.instance.forward(**batch)
                 nats += float(self.instance.get_tensor("loss").reshape(())) * counted
                 num_tokens += counted
         return nats / max(num_tokens, 1)
+
+    def _require_reference(self) -> None:
+        """Check that `prepare_reference` was called, if the data are pairs."""
+        if isinstance(self.data.batches, PairBatches) and self.data.batches.reference is None:
+            raise ConfigError(
+                "[train.step] a run on pairs needs the log-probabilities of its reference; got none; call "
+                "prepare_reference first"
+            )
+
+    def _evaluate_pairs(self, held_out: PairBatches) -> float:
+        self._require_reference()
+        count, size = held_out.num_windows, held_out.batch
+        parts: list[dict[str, NDArray[np.float64]]] = []
+        for first in range(0, count, size):
+            numbers = [min(first + i, count - 1) for i in range(size)]  # the last batch repeats the last pair
+            batch = held_out.batch_of(numbers)
+            self.instance.forward(**batch)
+            figures = self._pair_figures(batch)
+            parts.append({name: values[: count - first] for name, values in figures.items()})
+        whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        self.held_out_rewards = _finite_means(whole)
+        return float(whole["loss"].mean())
+
+    @property
+    def _is_watched(self) -> bool:
+        """Whether the run depends on its evaluations."""
+        return self.config.train.load_best_model_at_end or self.config.train.early_stopping_patience > 0
+
+    def record_evaluation(self, num_steps: int, loss: float) -> bool:
+        """Record an evaluation for the best model and for early stopping, if the run uses them.
+
+        Args:
+            num_steps: steps done.
+            loss: held-out loss.
+
+        Returns:
+            Whether this is the lowest loss so far, and the run keeps its best model.
+        """
+        train = self.config.train
+        if self._is_watched:
+            threshold = train.early_stopping_threshold
+            self.evaluation = with_evaluation(self.evaluation, num_steps, loss, threshold)
+        is_best = self.evaluation is not None and self.evaluation.best_step == num_steps
+        return is_best and train.load_best_model_at_end
+
+    @property
+    def is_stopped_early(self) -> bool:
+        """Whether evaluations have not improved for as long as `early_stopping_patience` says."""
+        patience, record = self.config.train.early_stopping_patience, self.evaluation
+        return patience > 0 and record is not None and record.num_without_gain >= patience
 
     def save(self, directory: Path, num_steps: int) -> Path:
         """Write a checkpoint after `num_steps` steps, with one file per device. First wait until
@@ -328,7 +458,8 @@ class Trainer:
             )
         mesh = self.instance.plan.mesh
         axes = {name: size for name, size in zip(mesh.names, mesh.sizes) if size > 1}
-        state = TrainingState(num_steps, tensors, self._finished, axes, self.changes)
+        state = TrainingState(num_steps, tensors, self._finished, axes, self.changes, self.evaluation)
+        self.saved_evaluation = self.evaluation
         write = self._writer.write if output.checkpoint_in_background else save_checkpoint
         return write(directory, state, self.what_must_match(), output.keep_checkpoints)
 
@@ -352,15 +483,17 @@ class Trainer:
         """
         self.instance.load_state_dict(dict(state.tensors))
         self.changes = state.changes
+        self.evaluation = state.evaluation if self._is_watched else None
 
     def save_model(self, directory: Path) -> None:
         """Write the weights as a Hugging Face directory, with tokenizer, chat templates and
-        generation settings. These files are copied unchanged from the model that training started
-        from, if there was one.
+        generation settings. These files and frozen weights are copied unchanged from the model that
+        training started from, if there was one. Of a run with adapters, write these in PEFT's form.
         """
-        parameters = cast_tensors(self.instance.parameters(), self._finished.dtypes)
-        tensors = models.stored_tensors(make_model_config(self.config), parameters)
-        save_model_directory(directory, self._finished.files, tensors)
+        trained = {*self.instance.trainable_names()}
+        frozen = {n: self._base[n] for n in self._base if n not in trained} if self._base else {}
+        parameters = cast_tensors({**self.instance.parameters(), **frozen}, self._finished.dtypes)
+        save_finished(directory, self._parts, self._finished, self.config, parameters)
 
 
 _NAMES = {
@@ -371,7 +504,7 @@ _NAMES = {
 
 
 def finished_model(config: TrainConfig, tokenizer: Tokenizer, weights: StoredWeights | None) -> FinishedModel:
-    """The files of a run's finished model besides its parameters.
+    """The files of a run's finished model, or of its finished adapter, besides its parameters.
 
     Args:
         config: configuration of the run.
@@ -385,6 +518,9 @@ def finished_model(config: TrainConfig, tokenizer: Tokenizer, weights: StoredWei
     """
     requested = config.output.dtype
     in_config, in_weights = _NAMES[requested or "f32"]
+    if config.lora is not None:
+        assert config.model.path is not None
+        return trained_parts(config).finished(config.model.path, in_weights)
     if config.model.path is None or weights is None:
         model = make_model_config(config)
         content = {**model.to_dict(), "torch_dtype": in_config}
@@ -400,12 +536,15 @@ def finished_model(config: TrainConfig, tokenizer: Tokenizer, weights: StoredWei
     return FinishedModel(files, dict.fromkeys(weights, in_weights))
 
 
+def _finite_means(figures: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
+    """Means of the figures about rewards that are finite."""
+    means = {name: float(values.mean()) for name, values in figures.items() if name != "loss"}
+    return {name: value for name, value in means.items() if np.isfinite(value)}
+
+
 def rate_of(config: TrainConfig, number: int) -> float:
     """The learning rate of step `number`."""
-    section = config.optimizer
-    return learning_rate(
-        number, config.train.steps, section.lr, section.warmup_steps, section.min_lr_ratio, section.schedule
-    )
+    return config.optimizer.rate(number, config.train.steps)
 
 
 def _is_finite(tensor: NDArray[Any] | PartedTensor) -> bool:

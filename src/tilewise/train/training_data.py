@@ -20,6 +20,7 @@ from tilewise.data import (
     Corpus,
     MaskedBatches,
     PackedExamples,
+    PairBatches,
     Sequences,
     special_id,
     train_tokenizer,
@@ -54,10 +55,10 @@ class TrainingData:
 
     corpus: Corpus
     tokenizer: Tokenizer
-    batches: Batches | MaskedBatches
+    batches: Batches | MaskedBatches | PairBatches
     end: int
     digest: str
-    held_out: Batches | MaskedBatches | None = None
+    held_out: Batches | MaskedBatches | PairBatches | None = None
     sources: tuple[PreparedSource, ...] = ()
 
 
@@ -99,9 +100,11 @@ def prepare_data(config: TrainConfig, console: Console) -> TrainingData:
 
     def make_batches(
         sequences: Sequence[Sequences], weights: Sequence[float] | None = None
-    ) -> Batches | MaskedBatches:
+    ) -> Batches | MaskedBatches | PairBatches:
         width = None if data.is_padded else data.context
         batches = Batches(sequences, config.train.batch, config.train.seed, weights, width, end)
+        if data.is_preference:
+            return PairBatches(batches, has_lengths=config.dpo.loss_type == "ipo")
         if mask is None:
             return batches
         return MaskedBatches(batches, mask, model.vocab_size, data.masked_percent)
@@ -147,9 +150,12 @@ def _template(config: TrainConfig) -> ChatTemplate:
     return ChatTemplate(config.model.path)
 
 
+_NOUNS = {"text": "document", "preference": "pair"}
+
+
 def describe_source(source: PreparedSource) -> str:
     """Figures about a source in one line."""
-    counts, noun = source.counts, "document" if source.source.type == "text" else "example"
+    counts, noun = source.counts, _NOUNS.get(source.source.type, "example")
     rest = {
         "truncated": counts.truncated,
         "split": counts.split,

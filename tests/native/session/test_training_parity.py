@@ -30,11 +30,11 @@ def sizes(**changes):
     return llama.LlamaConfig(**{**base, **changes})
 
 
-def peers(model, dtype, seq=SEQ, **optimizer):
+def peers(model, dtype, seq=SEQ, accumulation=1, **optimizer):
     graph = tw.ComputeGraph("llama")
     models.build_training_graph(graph, model, BATCH, seq, dtype)
     graph.optimize(tw.optim.AdamW(**optimizer))
-    ours = graph.instantiate()
+    ours = graph.instantiate(graph.plan(accumulation=accumulation))
     ours.initialize(3, scale=0.1)
     theirs = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(**model.to_dict(), attn_implementation="eager")
@@ -77,6 +77,25 @@ def test_loss_and_every_gradient(tied):
         assert error < 5e-6, (name, error)
     assert abs(result.grad_norm - squares**0.5) < 1e-5 * squares**0.5
     ours.close()
+
+
+def test_microbatches_are_normalised_by_the_labels_of_the_whole_step():
+    """fp32: with unequal numbers of counted labels, loss and gradient are those of one batch, not means of means."""
+    model = sizes()
+    ours, theirs, _ = peers(model, "f32", accumulation=4, max_grad_norm=0.0)
+    tokens, labels = next(data(model, 1))
+    for microbatch, count in enumerate((1, 2 * SEQ, 7, 0)):
+        rows = labels[2 * microbatch : 2 * microbatch + 2].reshape(-1)
+        rows[count:] = -100
+    loss = torch_loss(theirs, tokens, labels)
+    loss.backward()
+    with ours:
+        result = ours.step({"tokens": tokens, "labels": labels}, 0.0)
+        assert abs(result.loss - loss.item()) < 2e-6
+        squares = sum(parameter.grad.double().square().sum().item() for parameter in theirs.parameters())
+        assert abs(result.grad_norm - squares**0.5) < 1e-5 * squares**0.5
+    parts = [torch_loss(theirs, tokens[i : i + 2], labels[i : i + 2]).item() for i in (0, 2, 4)]
+    assert abs(np.mean(parts) - loss.item()) > 1e-3
 
 
 @pytest.mark.parametrize("width", [17, 31])

@@ -66,7 +66,7 @@ def make_config(
 def write_toml(config: TrainConfig, path: Path) -> Path:
     """The configuration as a file."""
     lines = []
-    sections = config.model_dump(exclude={"data"})
+    sections = config.model_dump(exclude={"data"}, exclude_none=True)
     sections["sequences"] = config.data.model_dump(exclude={"sources"})
     for section, values in (
         *sections.items(),

@@ -12,6 +12,7 @@ from tilewise import LLM, models
 from tilewise.checkpoint import save_pretrained
 from tilewise.cli.main import _run
 from tilewise.data import IGNORED, train_tokenizer
+from tilewise.train import load_config
 
 PAGE = Path(__file__).parents[3] / "docs" / "training.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -40,6 +41,8 @@ def _write_inputs():
         ]
         for i in range(5)
     ]
+    pairs = [{"prompt": f"After {i}", "chosen": " comes one", "rejected": " anyone"} for i in range(40)]
+    Path("pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     lines = [json.dumps({"messages": [{"role": r, "content": c} for r, c in chat]}) for chat in chats]
     Path("chat.jsonl").write_text("\n".join(lines) + "\n")
     special = ("[end]", "[system]", "[user]", "[assistant]")
@@ -61,13 +64,17 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
     _write_inputs()
     blocks = BLOCK.findall(PAGE.read_text(encoding="utf-8"))
     tables = [code for kind, code in blocks if kind == "toml"]
-    names_of = {"base-model": "tuned.toml", "chat-model": "chat.toml"}
+    others = []
     for code in (code for code in tables if "[output]" in code):
-        model = next((model for model in names_of if model in code), None)
-        optimizer = "" if "[optimizer]" in code else next(t for t in tables if t.startswith("[optimizer]"))
-        Path("train.toml" if model is None else names_of[model]).write_text(
-            code + optimizer * (model is None)
+        (name,) = re.findall(r'^directory = "runs/(.*)"', code, re.MULTILINE)
+        others += [] if name == "small" else [name]
+        optimizer = next(t for t in tables if t.startswith("[optimizer]"))
+        Path("train.toml" if name == "small" else f"{name}.toml").write_text(
+            code + optimizer * (name == "small")
         )
+    for code in (code for code in tables if code.startswith("[optimizer]")):
+        Path("part.toml").write_text(code)
+        load_config("part.toml")
     names: dict[str, object] = {"__name__": PAGE.name}
     for number, (kind, code) in enumerate(blocks):
         if kind == "python":
@@ -82,10 +89,10 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
     sources = next(table for table in tables if table.startswith("[[data]]"))
     Path("sources.toml").write_text('[model]\npath = "chat-model"\n' + sources)
     assert _run(["data", "preview", "sources.toml"]) == 0
-    for name in ("chat.toml", "tuned.toml"):
-        assert (
-            _run(["train", name, "--set", "train.steps=2", "--set", f"output.directory=runs/of-{name}"]) == 0
-        )
+    changes = ("train.steps=2", "output.report_to=none")
+    for name in others:
+        words = ["--set", f"output.directory=runs/of-{name}", *(w for c in changes for w in ("--set", c))]
+        assert _run(["train", f"{name}.toml", *words]) == 0, capsys.readouterr().err
     small = [word for setting in SMALL for word in ("--set", setting)]
     for kind, code in blocks:
         for command in code.splitlines() if not kind else ():

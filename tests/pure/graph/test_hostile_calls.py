@@ -50,12 +50,17 @@ def described():
 
 CALLS = {
     "input": lambda g, t: (g.input, [[3]], {"dtype": "f32", "name": "n", "labels": [None], "storage": "rows"}),
-    "parameter": lambda g, t: (g.parameter, [[3, 3]], {"dtype": "f32", "name": "n", "labels": [], "init": "zeros"}),
+    "parameter": lambda g, t: (
+        g.parameter,
+        [[3, 3]],
+        {"dtype": "f32", "name": "n", "labels": [], "init": "zeros", "trainable": False},
+    ),
     "state": lambda g, t: (g.state, [[3]], {"dtype": "f32", "name": "n", "labels": [], "storage": "rows"}),
     "constant": lambda g, t: (g.constant, [np.zeros(3, np.float32)], {"name": "n", "labels": (), "storage": "rows"}),
     "output": lambda g, t: (g.output, [t["x"], "out"], {}),
     "positions": lambda g, t: (g.positions, [t["grid"]], {}),
     "constrain": lambda g, t: (g.constrain, [t["x"], ("dp", None)], {}),
+    "freeze_parameters": lambda g, t: (g.freeze_parameters, ["w*"], {}),
     "prefer_k_splits": lambda g, t: (g.prefer_k_splits, [12], {}),
     "op": lambda g, t: (g.op, ["scale", [t["x"]]], {"factor": 2.0}),
     "add": lambda g, t: (g.add, [t["x"], t["x"]], {}),
@@ -163,7 +168,7 @@ FALSE = {"None", "0", "''", "()", "[]", "{}"}
 SHAPED = {"window": {"None"}, "softcap": {"None", "2.5", "float32"}}
 TAKEN: dict[str, dict[int | str, set[str]]] = {  # hostile values that are valid
     "input": NAMED,
-    "parameter": {**NAMED, "init": {"None"}},
+    "parameter": {**NAMED, "init": {"None"}, "trainable": {"True"}},
     "state": NAMED,
     "constant": NAMED,
     "output": {1: {"'name'"}},

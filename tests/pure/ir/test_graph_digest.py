@@ -71,6 +71,7 @@ GRAPH = {
     ),
     "templates": lambda g: replace(g, templates={}),
     "hints": lambda g: replace(g, hints={0: ("dp",)}),
+    "frozen": lambda g: replace(g, frozen=(0,)),
 }
 SPEC = {
     "shape": {"shape": (8, 8)},

@@ -7,6 +7,7 @@ import pytest
 
 from tilewise.core import ConfigError
 from tilewise.optim import SGD, AdamW, Lion
+from tilewise.train.lora_section import LoraSection
 from tilewise.train.train_config import (
     DataSection,
     DataSource,
@@ -32,8 +33,9 @@ def test_example_is_valid_and_complete():
     path = ROOT / "examples" / "train.toml"
     config = load_config(path)
     text = path.read_text()
-    keys = [key for section in config.model_dump().values() for key in section if key != "sources"]
-    missing = [key for key in (*keys, *DataSource.model_fields) if key not in text]
+    sections = [section for section in config.model_dump().values() if section is not None]
+    keys = [key for section in sections for key in section if key != "sources"]
+    missing = [key for key in (*keys, *DataSource.model_fields, *LoraSection.model_fields) if key not in text]
     assert not missing
 
 
@@ -80,6 +82,41 @@ def test_default_batch_splits_follow_from_the_batch(tmp_path):
         ("[optimizer]\nschedule = 'step'\n", "optimizer.schedule"),
         ("[train]\nevaluate_every = 2\n[data]\nheld_out_percent = 0\n", "evaluate_every needs held-out text"),
         ("[train]\nsteps = 'many'\n", "train.steps"),
+        ("[train]\nsteps = 3\nepochs = 2.0\n", "train.epochs excludes train.steps.*; remove one of the two"),
+        (
+            "[train]\nearly_stopping_patience = 2\n",
+            "early_stopping_patience needs evaluations.*; set train.evaluate_every",
+        ),
+        (
+            "[optimizer]\nlr_scheduler_type = 'cosine_with_restart'\n",
+            r"got 'cosine_with_restart' .*did you mean cosine_with_restarts\?",
+        ),
+        (
+            "[optimizer]\nlr_scheduler_type = 'reduce_lr_on_plateau'\n",
+            "its rate depends on evaluations",
+        ),
+        (
+            "[optimizer]\nlr_scheduler_type = 'linear'\nschedule = 'linear'\n",
+            "lr_scheduler_type excludes optimizer.schedule",
+        ),
+        (
+            "[optimizer]\nwarmup_ratio = 0.1\nwarmup_steps = 3\n",
+            "warmup_ratio excludes optimizer.warmup_steps",
+        ),
+        (
+            "[optimizer]\nlr_scheduler_type = 'cosine_with_min_lr'\n",
+            "cosine_with_min_lr must have min_lr or min_lr_rate in lr_scheduler_kwargs; got neither; set one",
+        ),
+        (
+            "[optimizer]\nlr_scheduler_type = 'linear'\nlr_scheduler_kwargs = { power = 2 }\n",
+            "linear must know each of lr_scheduler_kwargs; got power; it has no settings",
+        ),
+        (
+            "[optimizer]\nlr_scheduler_type = 'warmup_stable_decay'\n"
+            "lr_scheduler_kwargs = { num_decay_steps = 3, decay_type = 'exp' }\n",
+            "decay_type must be one of",
+        ),
+        ("[optimizer]\nlr_scheduler_kwargs = { power = 2 }\n", "needs optimizer.lr_scheduler_type"),
         (
             "[train]\nbatch = 6\nbatch_splits = 4\n",
             "train.batch must divide by train.batch_splits, got 6 over 4 in .*; set train.batch_splits = 2, or a "

@@ -111,6 +111,12 @@ def _require_tables(graph: Graph, is_layer: bool) -> None:
         graph.constant_values.keys() == {t.id for t in graph.of_kind("constant")},
         "every constant must have a value",
     )
+    kinds = [graph.tensors[t].kind if t in tensor_ids else "nothing" for t in graph.frozen]
+    _require(
+        {*kinds} <= {"parameter"} and [*graph.frozen] == sorted({*graph.frozen}),
+        "frozen tensors must be parameters in ascending order; got {}",
+        graph.frozen,
+    )
     producers = {o: i for i, op in enumerate(graph.ops) for o in op.outputs}
     for i, t in enumerate(graph.tensors):
         # fusing leaves unused results in layers

@@ -21,7 +21,7 @@ from tilewise.ir.op import Bounds, Gradients, Op, Partial, Specs, operand, optio
 from tilewise.ir.program import Number, NumberLike, tiles_across
 from tilewise.ir.tape import Tape
 
-__all__ = ["int8_columns"]
+__all__ = ["int8_columns", "require_whole_sequences"]
 
 MAX_HEAD_DIM = 1024
 
@@ -237,19 +237,19 @@ class Attention(_Sequences):
         """One task per block of whole sequences. If there may be few sequences, tasks also share
         the heads.
         """
-        _require_whole_sequences(low, self.q)
+        require_whole_sequences(low, self.q)
         tiles = {"out": self.out, "lse": self.lse, "q": self.q, "k": self.k, "v": self.v}
         shares = self._head_shares(low, self.out, self.k)
         self._emit_by_heads(low, tiles, self.q, self.k, self.lengths, self.first, shares)
 
 
-def _require_whole_sequences(low: Lowering, q: int) -> None:
+def require_whole_sequences(low: Lowering, q: int) -> None:
     """A task needs whole sequences, so the row tile must consist of them."""
     spec, step = low.spec(q), low.row_step(low.tensor(q))
     length = low.size(spec.shape[1])
     if not _is_multiple(step, length):
         raise PlanError(
-            f"[graph.attention] the rows of a tile must be whole sequences; got tiles of {step} rows for {spec} in "
+            f"[graph.{low.op.op}] the rows of a tile must be whole sequences; got tiles of {step} rows for {spec} in "
             f"{low.op.label!r}; give all batched inputs the same sequence length"
         )
 

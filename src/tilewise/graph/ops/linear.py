@@ -33,7 +33,7 @@ _FEWEST_BYTES = 1 << 16  # least bytes of weights per task, if tasks share a pro
 
 @dataclass(frozen=True)
 class LinearTerm(Term):
-    """A summand `dy · w` of an input gradient. All terms of a tensor become one `linear`."""
+    """A summand `dy · w` of an input gradient, see `Linear.combine`."""
 
     combined_by = "linear"
 
@@ -99,10 +99,13 @@ class Linear(Op):
 
     @classmethod
     def combine(cls, tape: Tape, terms: Sequence[Term], total: int | None) -> int:
-        """One `linear` over all terms, with the sum so far as its residual."""
+        """One `linear` over all terms, with the sum so far as its residual. Terms over a dim without a
+        label are a `linear` of their own: devices cannot share them, and may share the others.
+        """
         every = terms_of(LinearTerm, terms)
-        for transpose in (False, True):
-            alike = [t for t in every if t.transpose == transpose]
+        is_labelled = [contraction_label(tape.spec(t.weight), t.transpose) is not None for t in every]
+        for transpose, labelled in ((False, True), (False, False), (True, True), (True, False)):
+            alike = [t for t, own in zip(every, is_labelled) if (t.transpose, own) == (transpose, labelled)]
             for first in range(0, len(alike), MAX_TERMS):
                 group = alike[first : first + MAX_TERMS]
                 x, w = tuple(t.dy for t in group), tuple(t.weight for t in group)

@@ -8,14 +8,15 @@ known before the backward pass; `GraphInstance.step` computes it from the labels
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from tilewise.graph.ops.common import fixed, incoming
 from tilewise.ir.layout import BATCH_SPLITS
-from tilewise.ir.lowering import Lowering
+from tilewise.ir.lowering import Lowering, Ref
 from tilewise.ir.op import Bounds, Gradients, Op, Partial, Specs, operand, register, result
 from tilewise.ir.tape import Tape
 
-__all__ = ["CrossEntropy"]
+__all__ = ["CrossEntropy", "emit_row_losses"]
 
 
 @register
@@ -61,44 +62,74 @@ class CrossEntropy(Op):
         return {"logits": dlogits}
 
     def lower(self, low: Lowering) -> None:
-        """Tasks compute the maxima, the sums and the row losses of a row tile. Then the row losses
-        are added, batch split by batch split.
+        """Tasks compute the row losses of a row tile. Then the row losses are added, batch split by
+        batch split.
         """
-        x, spec = low.tensor(self.logits), low.spec(self.logits)
-        largest, total = low.pending_reduction("max"), low.pending_reduction("sums")
-        begin = low.first_element(self.logits, len(spec.shape) - 1)
-        place = {"vocab_begin": begin, "ignore_index": self.ignore_index}
-        stats, logits = low.tensor(self.stats), low.row(x)
-        stats_target = low.temp_like(stats, dtype="f32", name="max") if largest else stats
-        tiles = {"stats": low.row(stats_target), "logits": logits, "labels": low.row(self.labels)}
-        low.emit("cross_entropy_max", over=x, dtype=x.dtype, tiles=tiles, ints=place)
-        if largest:
-            low.all_reduce(stats_target, self.stats, None, largest)
-        k_splits = low.label_splits(spec.labels[-1], fixed(spec.shape[-1]), total)
-        sums = low.tensor(self.sums)
-        sums_target = low.temp_like(sums, dtype="f32", name="sums") if total else sums
-        low.emit(
-            "cross_entropy_sum",
-            over=x,
-            dtype=x.dtype,
-            tiles={"sums": low.row(sums_target), "logits": logits, "stats": low.row(stats)},
-            ints={"num_k_splits": len(k_splits), "range": [v for c in k_splits for v in c]},
-        )
-        if total:
-            low.all_reduce(sums_target, self.sums, None, total)
-        tiles = {
-            "loss_rows": low.row(self.rows),
-            "logits": logits,
-            "stats": low.row(stats),
-            "sums": low.row(sums),
-            "labels": low.row(self.labels),
-            "inv_count": low.whole(self.inv_count),
-        }
-        low.emit("cross_entropy_grad", over=x, dtype=x.dtype, tiles=tiles, ints=place)
+        x = low.tensor(self.logits)
+        emit_row_losses(self, low, self.rows)
         split = low.split_temp(1, "loss_splits")
         tiles = {"split": low.row(split, div=low.split_rows), "x": low.row(self.rows)}
         low.emit("row_sum_split", over=x, tiles=tiles, ints=low.split_cut)
         low.split_tree(self.loss, split)
+
+
+class _Classifies(Protocol):
+    """An op whose tensors `emit_row_losses` reads and writes, as `CrossEntropy` names them."""
+
+    @property
+    def logits(self) -> int: ...
+    @property
+    def labels(self) -> int: ...
+    @property
+    def inv_count(self) -> int: ...
+    @property
+    def ignore_index(self) -> int: ...
+    @property
+    def stats(self) -> int: ...
+    @property
+    def sums(self) -> int: ...
+
+
+def emit_row_losses(op: _Classifies, low: Lowering, rows: int | Ref) -> None:
+    """Emit the maxima, the sums and the losses of all rows. The op has the partial values `max` and
+    `sums` of `CrossEntropy`.
+
+    Args:
+        op: the op that is lowered.
+        low: where instructions are emitted.
+        rows: for the loss of each row, times `inv_count`.
+    """
+    x, spec = low.tensor(op.logits), low.spec(op.logits)
+    largest, total = low.pending_reduction("max"), low.pending_reduction("sums")
+    begin = low.first_element(op.logits, len(spec.shape) - 1)
+    place = {"vocab_begin": begin, "ignore_index": op.ignore_index}
+    stats, logits = low.tensor(op.stats), low.row(x)
+    stats_target = low.temp_like(stats, dtype="f32", name="max") if largest else stats
+    tiles = {"stats": low.row(stats_target), "logits": logits, "labels": low.row(op.labels)}
+    low.emit("cross_entropy_max", over=x, dtype=x.dtype, tiles=tiles, ints=place)
+    if largest:
+        low.all_reduce(stats_target, op.stats, None, largest)
+    k_splits = low.label_splits(spec.labels[-1], fixed(spec.shape[-1]), total)
+    sums = low.tensor(op.sums)
+    sums_target = low.temp_like(sums, dtype="f32", name="sums") if total else sums
+    low.emit(
+        "cross_entropy_sum",
+        over=x,
+        dtype=x.dtype,
+        tiles={"sums": low.row(sums_target), "logits": logits, "stats": low.row(stats)},
+        ints={"num_k_splits": len(k_splits), "range": [v for c in k_splits for v in c]},
+    )
+    if total:
+        low.all_reduce(sums_target, op.sums, None, total)
+    tiles = {
+        "loss_rows": low.row(rows),
+        "logits": logits,
+        "stats": low.row(stats),
+        "sums": low.row(sums),
+        "labels": low.row(op.labels),
+        "inv_count": low.whole(op.inv_count),
+    }
+    low.emit("cross_entropy_grad", over=x, dtype=x.dtype, tiles=tiles, ints=place)
 
 
 @register

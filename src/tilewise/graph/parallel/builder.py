@@ -188,7 +188,7 @@ def _names_declared_by(
             drafted = layer.function.drafted(graph, operands, layer.attrs, layer.path)
         template = graph.draft.templates[drafted.key]
         specs[layer.path] = template.graph.spec(template.results[0])
-        families = [family for _, family, _ in drafted.declared if family is not None]
+        families = [family for _, family, *_ in drafted.declared if family is not None]
         declared.update(family.member(layer.path).name for family in families)
     return declared
 

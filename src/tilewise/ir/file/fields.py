@@ -22,6 +22,7 @@ from tilewise.ir.kinds import Kind
 from tilewise.ir.program import DeviceBinding
 
 __all__ = [
+    "ADDED",
     "DEEPEST",
     "IN_ATTRIBUTES",
     "RENAMED",
@@ -46,6 +47,8 @@ RENAMED: Mapping[str, str] = {
     "reduction_chunks": "k_splits",
 }
 """New names of fields, by their names in graph files of earlier versions."""
+ADDED: Mapping[str, tuple[str, ...]] = {"Graph": ("frozen",)}
+"""By record, its last fields that files of earlier versions do not have; they then have their defaults."""
 DEEPEST = 16  # nesting of values without a type; attributes of ops are flat
 IN_ATTRIBUTES = (Dim, DimLabel)
 """Records in fields without a type: attributes of ops, keys."""

@@ -20,6 +20,7 @@ from tilewise.core.errors import TilewiseError
 from tilewise.core.validation import shown
 from tilewise.files.reading import Unreadable
 from tilewise.ir.file.fields import (
+    ADDED,
     DEEPEST,
     IN_ATTRIBUTES,
     RENAMED,
@@ -61,9 +62,11 @@ class RowReader:
         if record is None:
             raise Unreadable(f"there is no record class {shown(name)}")
         fields = fields_of(record)
-        if [RENAMED.get(_text(n), n) for n in _list(names)] != list(fields):
+        own = [RENAMED.get(_text(n), n) for n in _list(names)]
+        added = ADDED.get(name, ())
+        if own != list(fields) and (*own, *added) != (*fields,):
             raise Unreadable(f"a {name} must have the fields {', '.join(fields)}; got {shown(names)}")
-        return record, [self._decoder(hint) for hint in fields.values()]
+        return record, [self._decoder(fields[field]) for field in own]
 
     def read(self, rows: object) -> Any:
         """The last record, which is the whole file.

@@ -24,12 +24,22 @@ from tilewise.models.decoder.rope import rope_table
 from tilewise.models.decoder.sharding import BATCH, MLP, VOCAB, heads_label, kv_heads_label
 from tilewise.models.parts import STREAM, LayerUse, ModelParts
 from tilewise.models.widths import default_k_splits
-from tilewise.nn import GraphBuilder, layer, layer_norm, linear, rms_norm
+from tilewise.nn import (
+    GraphBuilder,
+    PreferenceLoss,
+    layer,
+    layer_norm,
+    linear,
+    preference_loss,
+    rms_norm,
+)
 
-__all__ = ["BLOCK_SIZE", "activate", "decoding_parts", "training_parts"]
+__all__ = ["BLOCK_SIZE", "GATES", "activate", "decoding_parts", "training_parts"]
 
 BLOCK_SIZE = 64
 """Positions of a block of the KV cache."""
+GATES = "adapter_gates.weight"
+"""The parameter `[adapters + 1, columns]` with the gates of each adapter; those of row 0 are zeros."""
 _validate = Validator("models", ShapeError)
 
 
@@ -178,8 +188,14 @@ def cached_layer(
     kind: LayerKind,
     num_blocks: int,
     kv_cache_dtype: str,
+    has_gates: bool = False,
 ) -> TensorNode:
-    """One layer over flattened tokens `[T, D]` and a KV cache in blocks."""
+    """One layer over flattened tokens `[T, D]` and a KV cache in blocks. With `has_gates`, the last
+    operand is the gates of adapters.
+    """
+    if has_gates:
+        *tables, gates = tables  # type: ignore[assignment]
+        graph.gates = (gates,)
     h_TD = _attention_input(graph, x_TD, decoder)
     q_TN = _projected(graph, "q", h_TD, positions, tables, decoder)
     caches = _written_caches(graph, h_TD, positions, slots, tables, decoder, num_blocks, kv_cache_dtype)
@@ -202,10 +218,15 @@ def last_cached_layer(
     kind: LayerKind,
     num_blocks: int,
     kv_cache_dtype: str,
+    has_gates: bool = False,
 ) -> TensorNode:
     """The last layer: keys and values of all tokens, everything else only for the requested rows
-    `[R]`. A row has the same values next to any other rows.
+    `[R]`. A row has the same values next to any other rows. With `has_gates`, the last operands are
+    the gates of adapters for all tokens and for the rows.
     """
+    if has_gates:
+        *tables, gates_T, gates_R = tables  # type: ignore[assignment]
+        graph.gates = gates_T, gates_R
     h_TD = _attention_input(graph, x_TD, decoder)
     q_RN = _projected(graph, "q", graph.gather_rows(h_TD, rows), row_positions, tables, decoder)
     caches = _written_caches(graph, h_TD, positions, slots, tables, decoder, num_blocks, kv_cache_dtype)
@@ -305,7 +326,14 @@ def _tables(graph: GraphBuilder, decoder: Decoder, num_positions: int, context: 
     }
 
 
-def training_parts(decoder: Decoder, batch: int, seq: Size, dtype: str = "bf16") -> ModelParts:
+def training_parts(
+    decoder: Decoder,
+    batch: int,
+    seq: Size,
+    dtype: str = "bf16",
+    *,
+    preference: PreferenceLoss | None = None,
+) -> ModelParts:
     """One training step, as `models.build_training_graph` describes it.
 
     Raises:
@@ -332,8 +360,12 @@ def training_parts(decoder: Decoder, batch: int, seq: Size, dtype: str = "bf16")
 
     def after(graph: GraphBuilder, x: TensorNode, named: Mapping[str, TensorNode]) -> None:
         logits = _head(graph, decoder, _norm(graph, x, "norm", decoder), named["embedding"])
-        loss, rows = graph.mean_cross_entropy(logits, named["labels"])
-        graph.output(rows, "loss_rows")
+        if preference is None:
+            loss, rows = graph.mean_cross_entropy(logits, named["labels"])
+            graph.output(rows, "loss_rows")
+        else:
+            loss, log_probs = preference_loss(graph, logits, named["labels"], preference)
+            graph.output(log_probs, "log_probs")
         graph.loss(loss)
 
     return ModelParts(before, len(decoder.layers), layer_of, after)
@@ -351,6 +383,7 @@ def decoding_parts(
     max_rows: int | None = None,
     with_head: bool = True,
     kv_cache_dtype: str = "auto",
+    gates: tuple[int, int] | None = None,
 ) -> ModelParts:
     """Prefill and decoding, as `models.build_decoding_graph` describes them.
 
@@ -383,16 +416,25 @@ def decoding_parts(
         named = {STREAM: x, "block_table": block_table, "rows": rows, "embedding": embedding}
         positions, _, sequence = scalars
         of_rows = (graph.gather_rows(x, rows) for x in (positions, sequence))
-        return {**named, **dict(zip(places, scalars)), **dict(zip(row_places, of_rows)), **tables}
+        named |= {**dict(zip(places, scalars)), **dict(zip(row_places, of_rows)), **tables}
+        if gates is not None:
+            adapter = graph.input([T], "i32", name="adapter", storage="scalars")
+            table = graph.parameter(list(gates), dtype, name=GATES, trainable=False)
+            named["gates"] = graph.embedding(adapter, table)
+            named["row_gates"] = graph.embedding(graph.gather_rows(adapter, rows), table)
+        return named
 
     def layer_of(number: int) -> LayerUse:
         kind = decoder.layers[number]
         cache = {"num_blocks": num_blocks, "kv_cache_dtype": kv_cache_dtype}
         attrs = {"decoder": decoder, "kind": kind, **cache}
-        path, tables = f"layers.{number}", _table_of(kind)
+        path, tables, row_gates = f"layers.{number}", _table_of(kind), tuple[str, ...]()
+        if gates is not None:
+            attrs["has_gates"] = True
+            tables, row_gates = (*tables, "gates"), ("row_gates",)
         if number + 1 < len(decoder.layers):
             return LayerUse(cached_layer, path, (*places, "block_table", *tables), attrs)
-        operands = ("positions", "slots", "block_table", "rows", *row_places, *tables)
+        operands = ("positions", "slots", "block_table", "rows", *row_places, *tables, *row_gates)
         return LayerUse(last_cached_layer, path, operands, attrs)
 
     def caches(number: int) -> tuple[TensorSpec, ...]:
@@ -401,6 +443,8 @@ def decoding_parts(
 
     def after(graph: GraphBuilder, x: TensorNode, named: Mapping[str, TensorNode]) -> None:
         x = _norm(graph, x, "norm", decoder)
+        if gates is not None:
+            graph.gates = (named["row_gates"],)
         if with_head:
             graph.output(_head(graph, decoder, x, named["embedding"]), "logits")
         else:

@@ -228,7 +228,7 @@ async def answer_chat(service: Service, body: ChatBody, caller: Caller) -> dict[
     """
     run = await begin(service, body)
     with service.admit(run.params.n):
-        deltas = service.ask([run.ids], run.params, caller, body.cache_salt, body.priority)
+        deltas = service.ask([run.ids], run.params, caller, body.cache_salt, body.priority, model=run.model)
         async with aclosing(deltas) as batches:  # type: ignore[type-var]
             async for batch in batches:
                 for delta in batch:
@@ -297,7 +297,7 @@ async def stream_chat(service: Service, body: ChatBody, caller: Caller) -> Async
     if body.return_token_ids:
         once["prompt_token_ids"] = run.ids
     with service.admit(run.params.n):
-        deltas = service.ask([run.ids], run.params, caller, body.cache_salt, body.priority)
+        deltas = service.ask([run.ids], run.params, caller, body.cache_salt, body.priority, model=run.model)
         async with aclosing(deltas) as batches:  # type: ignore[type-var]
             async for batch in batches:
                 for delta in batch:

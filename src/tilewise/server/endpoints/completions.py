@@ -177,7 +177,7 @@ async def answer_completion(service: Service, body: CompletionBody, caller: Call
     run = await _open_run(service, body)
     with service.admit(len(run.prompts) * run.params.n):
         ids = [prompt.ids for prompt in run.prompts]
-        deltas = service.ask(ids, run.params, caller, body.cache_salt, body.priority)
+        deltas = service.ask(ids, run.params, caller, body.cache_salt, body.priority, model=run.model)
         async with aclosing(deltas) as batches:  # type: ignore[type-var]
             async for batch in batches:
                 for delta in batch:
@@ -235,7 +235,7 @@ async def stream_completion(
     begun: set[tuple[int, int]] = set()
     with service.admit(len(run.prompts) * run.params.n):
         ids = [prompt.ids for prompt in run.prompts]
-        deltas = service.ask(ids, run.params, caller, body.cache_salt, body.priority)
+        deltas = service.ask(ids, run.params, caller, body.cache_salt, body.priority, model=run.model)
         async with aclosing(deltas) as batches:  # type: ignore[type-var]
             async for batch in batches:
                 for delta in batch:

@@ -48,7 +48,7 @@ async def answer_embeddings(service: Service, body: EmbeddingBody, caller: Calle
         prompts.append(service.fit(ids, truncate, "input"))
     vectors: dict[int, NDArray[np.float32]] = {}
     with service.admit(len(prompts)):
-        async with aclosing(service.ask(prompts, None, caller)) as batches:  # type: ignore[type-var]
+        async with aclosing(service.ask(prompts, None, caller, model=name)) as batches:  # type: ignore[type-var]
             async for batch in batches:
                 vectors |= {p.sequence: p.vector for p in batch if p.vector is not None}
     scales = not service.files.is_encoder or body.dimensions is not None

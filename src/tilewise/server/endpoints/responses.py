@@ -350,7 +350,7 @@ async def _events(service: Service, output: _Output, caller: Caller) -> AsyncIte
     body, run = output.body, output.run
     (choice,) = run.choices
     with service.admit(1):
-        deltas = service.ask([run.ids], run.params, caller, body.cache_salt, body.priority)
+        deltas = service.ask([run.ids], run.params, caller, body.cache_salt, body.priority, model=run.model)
         async with aclosing(deltas) as batches:  # type: ignore[type-var]
             async for batch in batches:
                 for delta in batch:

@@ -103,6 +103,7 @@ class EngineClient:
         params: SamplingParams | None,
         salt: str = "",
         priority: int = 0,
+        lora: str = "",
     ) -> Stream:
         """Continue prompts, or compute their vectors.
 
@@ -111,6 +112,7 @@ class EngineClient:
             params: settings of the texts; None to compute vectors.
             salt: blocks of the KV cache are shared only between requests with equal salt.
             priority: requests with a lower number run first.
+            lora: the name of an adapter; empty for the model alone.
 
         Raises:
             ApiError: the engine is dead.
@@ -126,6 +128,7 @@ class EngineClient:
             "prompts": [list(ids) for ids in prompts],
             "params": None if params is None else _plain(params),
             "salt": salt,
+            "lora": lora,
             "priority": priority,
         }
         self._send(message)

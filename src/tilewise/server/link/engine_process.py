@@ -151,7 +151,8 @@ class EngineProcess:
             self._report(number, Delta(index, 0, None, "", "stop", vector=vector))
 
     def _begin(self, engine: Engine, kind: str, number: int, message: dict[str, Any]) -> None:
-        prompts = [{"prompt_token_ids": ids, "cache_salt": message["salt"]} for ids in message["prompts"]]
+        shared = {"cache_salt": message["salt"], "lora": message["lora"]}
+        prompts = [{"prompt_token_ids": ids, **shared} for ids in message["prompts"]]
         if kind == "vectors":
             requests = engine.pooling_requests(prompts)
         else:
@@ -234,6 +235,7 @@ def _facts(model: Engine | Encoder) -> dict[str, Any]:
         "max_num_seqs": served.limits.max_num_seqs,
         "num_blocks": served.limits.num_blocks,
         "dtype": served.dtype,
+        "adapters": [*served.adapters],
     }
 
 
