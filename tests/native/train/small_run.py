@@ -55,9 +55,11 @@ def make_config(
         "distribution": {"strategy": _STRATEGIES.get(tuple(mesh or {}), "hybrid"), "mesh": mesh or {}},
         "output": {"directory": str(directory), "checkpoint_every": 4},
     }
+    if "path" in changes.get("model", {}):
+        sections["model"] = {}
     for name, value in changes.items():
         if isinstance(value, dict):
-            sections[name] = {**sections[name], **value}
+            sections[name] = {**sections.get(name, {}), **value}
         else:
             sections["train"][name] = value
     return TrainConfig.model_validate(sections)
@@ -66,7 +68,7 @@ def make_config(
 def write_toml(config: TrainConfig, path: Path) -> Path:
     """The configuration as a file."""
     lines = []
-    for section, values in config.model_dump().items():
+    for section, values in config.model_dump(exclude_none=True).items():
         lines.append(f"[{section}]")
         for key, value in values.items():
             if isinstance(value, dict):

@@ -70,11 +70,14 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
     assert names["losses"][-1] < names["losses"][0]
     with LLM("tuned-model") as model:
         assert model.chat([{"role": "user", "content": "?"}])[0].prompt_token_ids
-    scratch, tuned, optimizer = (code for kind, code in blocks if kind == "toml")
+    scratch, *others = (code for kind, code in blocks if kind == "toml")
+    (optimizer,) = (code for code in others if "[model]" not in code)
     Path("train.toml").write_text(scratch + optimizer)
-    Path("tuned.toml").write_text(tuned)
     small = [word for setting in SMALL for word in ("--set", setting)]
-    assert _run(["train", "tuned.toml", "--set", "train.steps=2"]) == 0
+    for tuned in (code for code in others if "[model]" in code):
+        Path("tuned.toml").write_text(tuned)
+        assert _run(["train", "tuned.toml", "--set", "train.steps=2"]) == 0, capsys.readouterr().err
+    assert _run(["checkpoint", "merge", "base-model", "runs/adapted/adapter", "merged"]) == 0
     for kind, code in blocks:
         for command in code.splitlines() if not kind else ():
             words = command.partition("#")[0].replace('"', "").split()[1:]
