@@ -34,10 +34,13 @@ def texts(engine, prompts):
     return made
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_a_text_does_not_depend_on_other_adapters(model_dir, adapters, dtype):
+@pytest.mark.parametrize(
+    "dtype, quantization",
+    [("bf16", None), *(pytest.param(*c, marks=pytest.mark.slow) for c in (("f32", None), ("bf16", "int8")))],
+)
+def test_a_text_does_not_depend_on_other_adapters(model_dir, adapters, dtype, quantization):
     """A batch of all adapters and of the model alone equals engines with one of them, to the bit."""
-    options = {"dtype": dtype, "max_num_seqs": 8, "max_num_batched_tokens": 16}
+    options = {"dtype": dtype, "max_num_seqs": 8, "max_num_batched_tokens": 16, "quantization": quantization}
     named = [(name, text) for text in TEXTS[:2] for name in ("", "poet", "pirate")]
     prompts = [{"prompt": text, "lora": name} if name else text for name, text in named]
     with Engine(model_dir, lora_modules=[*adapters.values()], **options) as engine:
