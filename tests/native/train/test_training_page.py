@@ -94,6 +94,7 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
         words = ["--set", f"output.directory=runs/of-{name}", *(w for c in changes for w in ("--set", c))]
         assert _run(["train", f"{name}.toml", *words]) == 0, capsys.readouterr().err
     small = [word for setting in SMALL for word in ("--set", setting)]
+    assert _run(["checkpoint", "merge", "base-model", "runs/of-adapted/adapter", "merged"]) == 0
     for kind, code in blocks:
         for command in code.splitlines() if not kind else ():
             words = command.partition("#")[0].replace('"', "").split()[1:]
