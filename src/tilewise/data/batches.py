@@ -41,6 +41,7 @@ class Batches:
             every sequence once per epoch.
         width: tokens per sequence; None for the longest sequence of each batch.
         padding: id of the tokens after a sequence's end. Their labels are `IGNORED`.
+        has_documents: whether batches say which documents do not see each other.
 
     Raises:
         ConfigError: a source is empty, or a number is out of range.
@@ -52,6 +53,7 @@ class Batches:
     weights: Sequence[float] | None = None
     width: int | None = None
     padding: int = 0
+    has_documents: bool = False
     _orders: dict[tuple[int, int], NDArray[np.int64]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -80,7 +82,10 @@ class Batches:
         return sum(map(len, self.sources))
 
     def at(self, step: int) -> dict[str, NDArray[np.int32]]:
-        """Tokens and labels `[batch, width]` of a step; a label is the next token, or `IGNORED`."""
+        """Tokens and labels `[batch, width]` of a step; a label is the next token, or `IGNORED`. With
+        `has_documents` also positions, those of tokens in their documents, and first, those of the
+        documents' first tokens in the sequence.
+        """
         step = _validate.integer("batches", "a step", step, 0, _MOST // self.batch)
         rows = [self.row(step * self.batch + i)[1:] for i in range(self.batch)]
         shape = self.batch, max(len(row) for row, _ in rows) if self.width is None else self.width
@@ -88,7 +93,15 @@ class Batches:
         for number, (row, row_labels) in enumerate(rows):
             tokens[number, : len(row)] = row
             labels[number, : len(row)] = row_labels
-        return {"tokens": tokens, "labels": labels}
+        if not self.has_documents:
+            return {"tokens": tokens, "labels": labels}
+        first = np.zeros(shape, np.int32)
+        for number, (row, _) in enumerate(rows):
+            source, index = self.place(step * self.batch + number)
+            for start in (*self.sources[source].starts(index), len(row)):
+                first[number, start:] = start  # what follows the last document is one of its own
+        positions = np.arange(shape[1], dtype=np.int32) - first
+        return {"tokens": tokens, "labels": labels, "positions": positions, "first": first}
 
     def row(self, number: int) -> tuple[int, NDArray[np.int32], NDArray[np.int32]]:
         """The n-th sequence of the run: the number of its source, its tokens and its labels."""

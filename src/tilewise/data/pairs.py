@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from tilewise.data.batches import Batches
 from tilewise.data.examples import IGNORED, Examples, Ids
+from tilewise.data.sequences import Undivided
 
 __all__ = ["PairBatches", "PairedExamples"]
 
@@ -22,7 +23,7 @@ Row = tuple[Ids, Ids]
 
 
 @dataclass(frozen=True)
-class PairedExamples:
+class PairedExamples(Undivided):
     """Pairs of examples.
 
     Args:

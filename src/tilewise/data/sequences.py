@@ -6,9 +6,10 @@ Each class numbers its sequences and gives the tokens and labels of one. Labels 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Protocol
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from tilewise.core import Validator, shown
 from tilewise.data.examples import IGNORED, Examples, Ids, pack_lengths
 
-__all__ = ["PackedExamples", "PaddedExamples", "Sequences", "TextDocuments", "TextWindows"]
+__all__ = ["PackedExamples", "PaddedExamples", "Sequences", "TextDocuments", "TextWindows", "Undivided"]
 
 _MOST = (1 << 63) - 1
 _MOST_ID = (1 << 31) - 1
@@ -35,6 +36,10 @@ class Sequences(Protocol):
         """Tokens and labels of a sequence, equally long."""
         ...
 
+    def starts(self, index: int) -> Sequence[int]:
+        """Where the documents of a sequence begin that do not see each other, in ascending order."""
+        ...
+
 
 def _check_stream(stream: NDArray[np.int32], context: int) -> None:
     """Check a stream of ids and the tokens per sequence.
@@ -50,8 +55,16 @@ def _check_stream(stream: NDArray[np.int32], context: int) -> None:
     _validate.integer("batches", "context", context, 1, _MOST)
 
 
+class Undivided:
+    """Sequences whose tokens see all earlier ones."""
+
+    def starts(self, index: int) -> Sequence[int]:
+        """One document."""
+        return (0,)
+
+
 @dataclass(frozen=True)
-class TextWindows:
+class TextWindows(Undivided):
     """Windows of a stream at a stride of the context, wherever documents end. Each has `context`
     tokens.
 
@@ -86,7 +99,7 @@ class TextWindows:
 
 
 @dataclass(frozen=True)
-class TextDocuments:
+class TextDocuments(Undivided):
     """The documents of a stream, one per sequence. Every token of a document is predicted once, the
     first one from the end mark of the previous document.
 
@@ -129,7 +142,7 @@ class TextDocuments:
 
 
 @dataclass(frozen=True)
-class PaddedExamples:
+class PaddedExamples(Undivided):
     """Examples, one per sequence. The last token of an example is only predicted.
 
     Args:
@@ -149,28 +162,44 @@ class PaddedExamples:
 
 @dataclass(frozen=True)
 class PackedExamples:
-    """Several examples per sequence, whole and one after the other. No token is predicted from
-    another example's last token, but attention reaches the earlier examples of a sequence.
+    """Several examples per sequence, whole and one after the other. They do not see each other.
 
     Args:
         examples: each with at most `context` tokens.
         context: maximum tokens per sequence.
+        multiple: examples begin at multiples of it, which divides the context. Tokens of id 0, whose
+            labels are not counted, fill the space before.
     """
 
     examples: Examples
     context: int
+    multiple: int = 1
+
+    @cached_property
+    def _spaces(self) -> NDArray[np.int64]:
+        """The tokens that each example takes in a sequence."""
+        return -(-np.asarray(self.examples.lengths, np.int64) // self.multiple) * self.multiple
 
     @cached_property
     def bins(self) -> list[list[int]]:
         """The numbers of the examples in each sequence."""
-        return pack_lengths(self.examples.lengths, self.context)
+        return pack_lengths(self._spaces, self.context)
+
+    def starts(self, index: int) -> Sequence[int]:
+        """Where the examples of a sequence begin."""
+        spaces = self._spaces[self.bins[index]].tolist()
+        return [0, *accumulate(spaces[:-1])]
 
     def __len__(self) -> int:
         return len(self.bins)
 
     def row(self, index: int) -> tuple[Ids, Ids]:
         """Tokens and labels of the examples in a sequence."""
-        parts = [self.examples[number] for number in self.bins[index]]
-        after = np.array([IGNORED], np.int32)
-        labels = [part for _, own in parts for part in (own[1:], after)]
-        return np.concatenate([tokens for tokens, _ in parts]), np.concatenate(labels)
+        numbers, starts = self.bins[index], self.starts(index)
+        end = starts[-1] + int(self.examples.lengths[numbers[-1]])
+        tokens, labels = np.zeros(end, np.int32), np.full(end, IGNORED, np.int32)
+        for number, start in zip(numbers, starts):
+            own, own_labels = self.examples[number]
+            tokens[start : start + len(own)] = own
+            labels[start : start + len(own) - 1] = own_labels[1:]
+        return tokens, labels

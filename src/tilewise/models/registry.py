@@ -307,6 +307,7 @@ def build_training_graph(
     dtype: str = "bf16",
     *,
     preference: PreferenceLoss | None = None,
+    has_documents: bool = False,
 ) -> None:
     """Define one training step in an empty graph: prediction of the next token, or of masked ones
     for encoders.
@@ -322,19 +323,21 @@ def build_training_graph(
             fp32.
         preference: a loss on pairs (`nn.preference_loss`) instead of the mean cross-entropy, for
             decoders. Sequences 2i and 2i + 1 are the chosen and the rejected one of a pair.
+        has_documents: a sequence has several documents that do not see each other, for decoders.
+            Then there are the inputs positions and first `[B, S]` i32: the position of a token in
+            its document, and that of the document's first token in the sequence.
 
     Inputs: tokens and labels `[B, S]` i32 (-100 is not counted); for encoders also token_types `[B,
     S]` and lengths `[B]`. Outputs: loss `[1]`, loss_rows `[B, S]`. With `preference`, there are the
     inputs of `nn.preference_loss`, and the output log_probs `[B]` instead of loss_rows.
 
     Raises:
-        ConfigError: `preference` for an encoder.
+        ConfigError: `preference` or `has_documents` for an encoder.
         ShapeError: a size is invalid, or `seq` exceeds the model's positions.
     """
-    if preference is None:
-        model_parts(config, "training", batch, seq, dtype).build(graph)
-    else:
-        model_parts(config, "training", batch, seq, dtype, preference=preference).build(graph)
+    more: dict[str, object] = {} if preference is None else {"preference": preference}
+    more |= {"has_documents": True} if has_documents else {}
+    model_parts(config, "training", batch, seq, dtype, **more).build(graph)
 
 
 def build_decoding_graph(

@@ -129,13 +129,15 @@ class DataSection(Section):
             sequences of `context` tokens; other examples stay whole, and each sequence has as many
             as fit. `padded` gives each document a sequence of its own; the sequences of a batch are
             as long as its longest document. The default is `padded` if a source has conversations
-            or pairs, otherwise `packed`.
+            or pairs, otherwise `packed`. Packed examples do not see each other.
+        pad_to_multiple_of: packed examples begin at multiples of it.
         masked_percent: share of the tokens that an encoder learns to predict.
     """
 
     sources: tuple[DataSource, ...] = Field(default=(DataSource(),), min_length=1, max_length=1024)
     context: int = Field(default=256, ge=8, le=1 << 17)
     documents: Literal["packed", "padded"] = "packed"
+    pad_to_multiple_of: int = Field(default=1, ge=1, le=1 << 17)
     masked_percent: float = Field(default=15.0, gt=0, lt=100)
 
     @model_validator(mode="before")
@@ -183,10 +185,24 @@ class DataSection(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _multiple_divides_context(self) -> DataSection:
+        if self.context % self.pad_to_multiple_of:
+            raise WrongValue(
+                f"pad_to_multiple_of must divide the context of {self.context}, got {self.pad_to_multiple_of}",
+                "correct one",
+            )
+        return self
+
     @property
     def is_padded(self) -> bool:
         """Whether sequences have different lengths."""
         return self.documents == "padded"
+
+    @property
+    def separates_documents(self) -> bool:
+        """Whether sequences have several documents that do not see each other."""
+        return not self.is_padded and any(source.type != "text" for source in self.sources)
 
     @property
     def weights(self) -> tuple[float, ...] | None:
@@ -205,6 +221,8 @@ class DataSection(Section):
         """
         shares = [source.held_out_percent for source in self.sources]
         settings = self.model_dump(exclude={"sources"})
+        if self.pad_to_multiple_of == 1:  # as before this setting existed
+            del settings["pad_to_multiple_of"]
         settings["held_out_percent"] = shares[0] if len(shares) == 1 else shares
         return settings if self.weights is None else {**settings, "weight": list(self.weights)}
 
@@ -213,7 +231,7 @@ class DataSection(Section):
         return self.model_copy(update={"sources": tuple(_with_paths(s, directory) for s in self.sources)})
 
 
-SEQUENCE_KEYS = ("context", "documents", "masked_percent")
+SEQUENCE_KEYS = ("context", "documents", "pad_to_multiple_of", "masked_percent")
 
 
 def _tuple(value: object) -> tuple[object, ...]:

@@ -31,6 +31,7 @@ class RandomBatches(Sequence[Mapping[str, NDArray[Any]]]):
         self._shape = config.num_sequences, config.data.context + 1
         self._loss = config.dpo.loss if config.data.is_preference else None
         self._is_padded = config.data.is_padded
+        self._has_documents = config.data.separates_documents
         self._num_steps = num_steps
 
     def __len__(self) -> int:
@@ -55,6 +56,11 @@ class RandomBatches(Sequence[Mapping[str, NDArray[Any]]]):
             batch["reference_log_probs"] = np.zeros(len(tokens), np.float32)
         if self._loss is not None and self._loss.loss_type == "ipo":
             batch["inverse_lengths"] = (1.0 / lengths).astype(np.float32)
+        if self._has_documents:  # two documents in each sequence
+            half = tokens.shape[1] // 2
+            first = np.repeat(np.array([0, half], np.int32), [half, tokens.shape[1] - half])
+            batch["first"] = np.tile(first, (len(tokens), 1))
+            batch["positions"] = np.arange(tokens.shape[1], dtype=np.int32) - batch["first"]
         if not self._is_encoder:
             return batch
         return {**batch, "token_types": np.zeros_like(tokens), "lengths": lengths}

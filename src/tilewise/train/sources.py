@@ -303,7 +303,9 @@ def _from_records(
 
 
 def _of_examples(examples: Examples, data: DataSection) -> Sequences:
-    return PaddedExamples(examples) if data.is_padded else PackedExamples(examples, data.context)
+    if data.is_padded:
+        return PaddedExamples(examples)
+    return PackedExamples(examples, data.context, data.pad_to_multiple_of)
 
 
 def _records(source: DataSource) -> Iterator[tuple[Record, bool]]:

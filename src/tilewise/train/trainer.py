@@ -88,7 +88,13 @@ def make_graph(config: TrainConfig, *, is_padded: bool) -> ComputeGraph:
     length = Dim("seq", 1, context) if is_padded else context
     preference = config.dpo.loss if config.data.is_preference else None
     models.build_training_graph(
-        graph, model, config.num_sequences, length, train.dtype, preference=preference
+        graph,
+        model,
+        config.num_sequences,
+        length,
+        train.dtype,
+        preference=preference,
+        has_documents=config.data.separates_documents and not is_padded,
     )
     parts.apply(graph)
     return graph

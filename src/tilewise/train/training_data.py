@@ -19,7 +19,6 @@ from tilewise.data import (
     Batches,
     Corpus,
     MaskedBatches,
-    PackedExamples,
     PairBatches,
     Sequences,
     special_id,
@@ -102,7 +101,9 @@ def prepare_data(config: TrainConfig, console: Console) -> TrainingData:
         sequences: Sequence[Sequences], weights: Sequence[float] | None = None
     ) -> Batches | MaskedBatches | PairBatches:
         width = None if data.is_padded else data.context
-        batches = Batches(sequences, config.train.batch, config.train.seed, weights, width, end)
+        train = config.train
+        has_documents = data.separates_documents
+        batches = Batches(sequences, train.batch, train.seed, weights, width, end, has_documents)
         if data.is_preference:
             return PairBatches(batches, has_lengths=config.dpo.loss_type == "ipo")
         if mask is None:
@@ -163,8 +164,6 @@ def describe_source(source: PreparedSource) -> str:
         "without a counted label and dropped": counts.unlabelled,
     }
     words = "".join(f", {number:,} {what}" for what, number in rest.items() if number)
-    if isinstance(source.train, PackedExamples):
-        words += "; packed: attention reaches the earlier examples of a sequence"
     return (
         f"{source.source.path}: {counts.examples:,} {noun}s in {len(source.train):,} sequences, {counts.tokens:,} "
         f"tokens, {counts.counted:,} labels counted{words}"

@@ -29,19 +29,29 @@ def pairs(sequences):
 
 
 @settings(max_examples=30)
-@given(LENGTHS, st.integers(40, 100))
-def test_packing_predicts_what_padding_predicts(lengths, context):
+@given(LENGTHS, st.integers(10, 25), st.sampled_from([1, 2, 4]))
+def test_packing_predicts_what_padding_predicts(lengths, quarter, multiple):
     """Each example once and whole. No two sequences fit into one, and at most one is half empty."""
-    own = examples(lengths).finish()
-    packed = PackedExamples(own, context)
+    own, context = examples(lengths).finish(), 4 * quarter
+    packed = PackedExamples(own, context, multiple)
     assert pairs(packed) == pairs(PaddedExamples(own)) and pairs(packed)
     assert sorted(n for numbers in packed.bins for n in numbers) == list(range(len(own)))
     rows = [packed.row(index) for index in range(len(packed))]
     widths = [len(tokens) for tokens, _ in rows]
-    assert max(widths) <= context and sum(widths) == sum(lengths)
+    spaces = [-(-length // multiple) * multiple for length in lengths]
+    assert max(widths) <= context and sum(lengths) <= sum(widths) <= sum(spaces)
     assert all(len(tokens) == len(labels) and labels[-1] == IGNORED for tokens, labels in rows)
-    assert len(widths) == 1 or sum(sorted(widths)[:2]) > context
-    assert pack_lengths(lengths, context) == packed.bins
+    assert len(widths) == 1 or sum(sorted(widths)[:2]) > context - 2 * multiple
+    assert pack_lengths(spaces, context) == packed.bins
+    batch = Batches([packed], len(packed), width=context, has_documents=True).at(0)
+    for row in range(len(packed)):
+        first, positions = batch["first"][row], batch["positions"][row]
+        assert (first + positions == np.arange(context)).all() and (first % multiple == 0)[
+            : max(widths)
+        ].all()
+        counted = np.flatnonzero(batch["labels"][row] != IGNORED)
+        tokens = batch["tokens"][row]
+        assert (tokens[counted] - positions[counted] == tokens[first[counted]]).all()  # those of one example
 
 
 def test_a_lost_example_is_detected():

@@ -132,8 +132,14 @@ def decoder_layer(
     *tables: TensorNode,
     decoder: Decoder,
     kind: LayerKind,
+    has_documents: bool = False,
 ) -> TensorNode:
-    """One layer over whole sequences `[B, S, D]`; `tables` is the layer's RoPE table, if it has one."""
+    """One layer over whole sequences `[B, S, D]`; `tables` is the layer's RoPE table, if it has one.
+    With `has_documents`, the last operand is the first position that each token attends to.
+    """
+    first = None
+    if has_documents:
+        *tables, first = tables  # type: ignore[assignment]
     h = _attention_input(graph, x_BSD, decoder)
     q_BSN, k_BSK, v_BSK = (_projected(graph, name, h, positions, tables, decoder) for name in "qkv")
     attended = graph.scaled_dot_product_attention(
@@ -145,6 +151,7 @@ def decoder_layer(
         scale=decoder.attention_scale,
         window=kind.window,
         softcap=decoder.attention_softcap,
+        first=first,
     )
     return _after_attention(graph, x_BSD, attended, decoder)
 
@@ -333,6 +340,7 @@ def training_parts(
     dtype: str = "bf16",
     *,
     preference: PreferenceLoss | None = None,
+    has_documents: bool = False,
 ) -> ModelParts:
     """One training step, as `models.build_training_graph` describes it.
 
@@ -346,17 +354,25 @@ def training_parts(
 
     def before(graph: GraphBuilder) -> dict[str, TensorNode]:
         graph.prefer_k_splits(default_k_splits(decoder.num_heads, decoder.num_kv_heads))
-        tokens = graph.input([batch, seq], "i32", name="tokens", labels=[BATCH, None], storage="scalars")
-        labels = graph.input([batch, seq], "i32", name="labels", labels=[BATCH, None], storage="scalars")
-        positions = graph.positions(tokens)
+        names = ("tokens", "labels", *(("positions", "first") if has_documents else ()))
+        named = {
+            name: graph.input([batch, seq], "i32", name=name, labels=[BATCH, None], storage="scalars")
+            for name in names
+        }
+        tokens = named.pop("tokens")
+        if not has_documents:
+            named["positions"] = graph.positions(tokens)
         tables = _tables(graph, decoder, longest, longest)
-        x, embedding = _embed(graph, decoder, tokens, positions, dtype)
-        return {STREAM: x, "positions": positions, "labels": labels, "embedding": embedding, **tables}
+        x, embedding = _embed(graph, decoder, tokens, named["positions"], dtype)
+        return {STREAM: x, **named, "embedding": embedding, **tables}
 
     def layer_of(number: int) -> LayerUse:
         kind = decoder.layers[number]
-        attrs = {"decoder": decoder, "kind": kind}
-        return LayerUse(decoder_layer, f"layers.{number}", ("positions", *_table_of(kind)), attrs)
+        attrs: dict[str, object] = {"decoder": decoder, "kind": kind}
+        operands = ("positions", *_table_of(kind))
+        if has_documents:
+            attrs["has_documents"], operands = True, (*operands, "first")
+        return LayerUse(decoder_layer, f"layers.{number}", operands, attrs)
 
     def after(graph: GraphBuilder, x: TensorNode, named: Mapping[str, TensorNode]) -> None:
         logits = _head(graph, decoder, _norm(graph, x, "norm", decoder), named["embedding"])
