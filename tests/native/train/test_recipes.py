@@ -47,7 +47,15 @@ def test_recipes_train_a_small_model(recipes, texts, tmp_path):
 def _answer(server, model, text):
     messages = [{"role": "user", "content": text}]
     body = {"model": model, "messages": messages, "max_tokens": 16, "temperature": 0}
-    return server.ask("/v1/chat/completions", body)["choices"][0]["message"]["content"]
+    return _ask(server, "/v1/chat/completions", body)["message"]["content"]
+
+
+def _ask(server, path, body):
+    """The only choice of an answer, when the model is loaded."""
+    server.wait_ready()
+    status, answer = server.ask(path, body)
+    assert status == 200, answer
+    return answer["choices"][0]
 
 
 @pytest.mark.soak
@@ -64,18 +72,18 @@ def test_recipes_tune_smollm2(recipes, tmp_path):
         print(f"{name}: {time.monotonic() - began:.0f} s of at most {MOST_SECONDS}")
     runs = tmp_path / "runs"
     adapters = [f"{name}={runs / name / 'adapter'}" for name in NAMES[:2]]
-    server = Served(model, "--lora", *adapters[:1], "--lora", *adapters[1:])
+    server = Served(model, "--served-model-name", "base", "--lora", *adapters)
     try:
         for question in ("What is the capital of Spain?", "Tell me the colour of snow."):
-            assert not _answer(server, model.stem, question).startswith("Ahoy")
+            assert not _answer(server, "base", question).startswith("Ahoy")
             for name in NAMES[:2]:
                 assert _answer(server, name, question).startswith("Ahoy! It be")
     finally:
         server.close()
-    server = Served(runs / "pretraining" / "model")
+    server = Served(runs / "pretraining" / "model", "--served-model-name", "base")
     try:
         prompt = "Log of the Tarn lighthouse, day 7."
-        body = {"model": "model", "prompt": prompt, "max_tokens": 16, "temperature": 0}
-        assert server.ask("/v1/completions", body)["choices"][0]["text"].startswith(" Wind from the")
+        body = {"model": "base", "prompt": prompt, "max_tokens": 16, "temperature": 0}
+        assert _ask(server, "/v1/completions", body)["text"].startswith(" Wind from the")
     finally:
         server.close()
