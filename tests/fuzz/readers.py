@@ -67,6 +67,7 @@ from tilewise.observe import (
 )
 from tilewise.optim.optimizer import is_hyper
 from tilewise.train.metrics import MetricsFile, read_metrics
+from tilewise.train.preference import read_reference, write_reference
 from tilewise.train.train_config import TrainConfig, load_config, make_optimizer
 
 VOCABULARY = 300
@@ -391,6 +392,25 @@ def _metrics() -> list[bytes]:
     ]
 
 
+def read_reference_file(folder: Path, data: bytes) -> None:
+    """reference_log_probs.json: log-probabilities of all pairs, finite, or none; written again, the same."""
+    file = folder / "reference_log_probs.json"
+    file.write_bytes(data)
+    stored = read_reference(file, "d", 2, 1)
+    if stored is not None:
+        assert [values.shape for values in stored] == [(2, 2), (1, 2)]
+        assert all(np.isfinite(values).all() for values in stored)
+        write_reference(file, "d", *stored)
+        again = read_reference(file, "d", 2, 1)
+        assert again is not None
+        assert [values.tobytes() for values in again] == [values.tobytes() for values in stored]
+
+
+def _reference() -> list[bytes]:
+    whole = {"data": "d", "train": [[-1.5, -2.0], [-1e30, 0.0]], "held_out": [[-3.25, -4.0]]}
+    return [_json(whole), _json({**whole, "held_out": []}), _json({**whole, "data": "e"})]
+
+
 def read_texts(folder: Path, data: bytes) -> None:
     """A text file, alone and in a folder: pieces and whole file contain the same text."""
     texts = folder / "texts"
@@ -498,6 +518,7 @@ READERS = {
     "train.toml": Reader(read_train_config, cache(_train_config), 500),
     "dependency graph": Reader(read_dependency_graph, cache(_dependency_graph), 500, mutate_json),
     "metrics.jsonl": Reader(read_metrics_file, cache(_metrics), 500, mutate_json),
+    "reference log-probabilities": Reader(read_reference_file, cache(_reference), 500, mutate_json),
     "plan": Reader(read_plan, cache(_plans), 500, mutate_plan),
     "graph": Reader(read_graph_file, cache(graphs), 2000, mutate_graph),
     "body": Reader(body_readers.read_body, cache(body_readers.valid_bodies), 2000, mutate_json),

@@ -115,13 +115,14 @@ def read_reference(
         stored = parse_json(read_whole(path, _MAX_BYTES), _Stored)
         if stored.data != digest or (len(stored.train), len(stored.held_out)) != (num_train, num_held_out):
             raise Unreadable("it belongs to other data")
+        with np.errstate(over="ignore"):
+            both = [np.array(pairs, np.float32).reshape(-1, 2) for pairs in (stored.train, stored.held_out)]
+        if not all(np.isfinite(values).all() for values in both):
+            raise Unreadable("a number is beyond fp32")
     except Unreadable as error:
         get_logger("train").warning("%s is computed again: %s", path, error)
         return None
-    train, held_out = (
-        np.array(values, np.float32).reshape(-1, 2) for values in (stored.train, stored.held_out)
-    )
-    return train, held_out
+    return both[0], both[1]
 
 
 def pair_figures(loss: PreferenceLoss, batch: Mapping[str, Any], log_probs: _LogProbs) -> dict[str, Any]:
