@@ -73,7 +73,7 @@ def test_commands_take_an_adapter(adapter, tmp_path, capsys):
         assert _run(["generate", model, "def f(x):", *way, *more]) == 0
         text = capsys.readouterr().out
         assert _run(["evaluate", model, str(tmp_path / "text.txt"), *more]) == 0
-        outputs.append((text, float(capsys.readouterr().out.split()[1])))
+        outputs.append((text, float(capsys.readouterr().out.split()[1].rstrip(","))))
     (text, perplexity), (merged_text, merged), (_, plain) = outputs
     assert text == merged_text and perplexity == pytest.approx(merged, rel=1e-5) != pytest.approx(
         plain, rel=1e-2
