@@ -448,7 +448,8 @@ def _plans() -> list[bytes]:
         graph = tw.ComputeGraph("tiny")
         y = linear(graph, graph.input([4, 8], "f32", name="x", labels=[tw.BATCH, None]), "w", 4)
         if trains:
-            graph.loss(graph.mean(y))
+            graph.loss(graph.mean(linear(graph, y, "v", 4)))
+            graph.freeze_parameters("w")
             graph.optimize(tw.optim.SGD())
         else:
             table = graph.constant(np.arange(16, dtype=np.float32).reshape(4, 4), name="table")

@@ -111,6 +111,7 @@ def test_what_a_run_with_adapters_writes(texts, base, tmp_path):
         run(config)
 
 
+@pytest.mark.slow
 def test_a_frozen_part_keeps_the_bytes_of_its_source(texts, base, tmp_path):
     """The finished model has the fp32 bytes of frozen weights although the run computes in bf16, and so has a
     converted checkpoint; other weights at `model.path` are an error.
