@@ -253,17 +253,22 @@ struct TransposedInputGradient : WeightProduct<D> {
 
 /// What products of quantised weights have in common.
 template <class D>
-struct QuantisedProduct : RowProduct<D> {
-  const QuantisedFormat* format;
+struct QuantisedBlocks : RowProduct<D> {
   Tiles<const int32_t, 2> blocks;
 
-  template <class Kernel>
-  void prepare(const Kernel& call) {
-    format = &kFormats[call.format];
-    blocks = call.w;
-  }
   const uint8_t* panel(int64_t term, int64_t number) const {
     return reinterpret_cast<const uint8_t*>(blocks[term].row(number * kPanel));
+  }
+};
+
+/// The same of forward products.
+template <class D>
+struct QuantisedProduct : QuantisedBlocks<D> {
+  const QuantisedFormat* format;
+
+  void prepare(const MatmulQuantisedKernel& call) {
+    format = &kFormats[call.format];
+    this->blocks = call.w;
   }
 };
 
@@ -306,17 +311,24 @@ struct QuantisedOnce : QuantisedProduct<D> {
 
 /// The input gradient: words of a few panels of the result's columns, transposed as those of plain weights are.
 template <class D>
-struct QuantisedInputGradient : QuantisedProduct<D> {
+struct QuantisedInputGradient : QuantisedBlocks<D> {
   using T = typename D::T;
   static constexpr bool kPacksPanels = true;
+  const int64_t* formats;  // of the terms
+
   QuantisedInputGradient() { this->max_group = kPanelsAtATime; }
+  void prepare(const MatmulDxQuantisedKernel& call) {
+    formats = &call.format[0];
+    this->blocks = call.w;
+  }
   static int64_t most_steps(int64_t, int64_t steps) { return most_packed_steps<typename D::Dot>(steps); }
   void pack_panels(uint32_t* to, int64_t words, int64_t first, int64_t count, const Copy& c) {
     alignas(64) uint32_t expanded[kPanelsAtATime * kPanel / 2 * kPanel];
+    const QuantisedFormat& format = kFormats[formats[c.term]];
     const int64_t column = first * kPanel, columns = smaller(this->lanes - column, count * kPanel);
     for (int64_t n = c.begin; n < c.end;) {
       const int64_t row = n % kPanel, next = smaller(c.end, n - row + kPanel);
-      this->format->expand(this->panel(c.term, n / kPanel), this->format->block, column, column + columns, expanded);
+      format.expand(this->panel(c.term, n / kPanel), format.block, column, column + columns, expanded);
       for (int64_t p = 0; p < count; ++p)
         transpose_panels<kPanel>(to + p * words + (n - c.begin) / 2 * kPanel, reinterpret_cast<const T*>(expanded),
                                  columns, p * kPanel, row, row + next - n);
@@ -464,15 +476,15 @@ void MatmulDxKernel<D>::run() const {
 // kernel matmul_dx_quantised  bf16
 //   out out:dt|f32[m n]
 //   in residual?[_ n], a...[m k*], w:i32!...[k* _]
-//   int format, out_is_f32=f32(out), num_terms=count(a), num_k_splits, range...(2*num_k_splits*num_terms)
+//   int out_is_f32=f32(out), num_terms=count(a), num_k_splits, format...(num_terms)
+//   int range...(2*num_k_splits*num_terms)
 //   require residual.rows == 0 or residual.rows >= m
-//   within range a even
 //   internal its weights are in blocks, which only loading makes
 //   flops 2 * m * n * k
 //   bytes 2 * m * (n + k) + 4 * n * k / 8
 //   let steps = sum(max(0, end - begin) for begin, end in zip(range[::2], range[1::2]))
 //   scratch product_scratch(steps, len(range) // 2)
-/// `matmul_dx` with the numbers that the blocks mean, rounded to bf16.
+/// `matmul_dx` with the numbers that the blocks mean, rounded to bf16. The weights may have different formats.
 void MatmulDxQuantisedKernel::run() const { run_weight_product<QuantisedInputGradient, ProductBF16>(*this); }
 
 template <class D, ALayout L>

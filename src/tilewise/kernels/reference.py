@@ -72,11 +72,12 @@ def matmul_dx(
 def matmul_dx_quantised(
     residual: Array | None,
     terms: Sequence[tuple[Array, Array]],
-    form: WeightFormat,
+    forms: Sequence[WeightFormat],
     ranges: Sequence[Any] | None = None,
 ) -> F64:
-    """`matmul_dx` with weights in blocks of a format."""
-    return matmul_dx(residual, [(a, quantised_numbers(w, form)) for a, w in terms], ranges)
+    """`matmul_dx` with weights in blocks, each in a format of its own."""
+    plain = [(a, quantised_numbers(w, form)) for (a, w), form in zip(terms, forms, strict=True)]
+    return matmul_dx(residual, plain, ranges)
 
 
 def matmul_dw(

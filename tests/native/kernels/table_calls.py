@@ -158,6 +158,9 @@ def integers_of(spec, name):
         if spec.base == "update":  # no steps: every array is left with itself
             result += range(1 + MEMBERS) if i.name == "left" else ()
             continue
+        if i.name == "format":  # of every term
+            result += [0] * integers["num_terms"]
+            continue
         terms, end = integers.get("num_terms", 1), SIZES["d"]
         half = end // 4 * 2  # splits of bf16 begin at even elements
         values = [v for begin in (0, half) for _ in range(terms) for v in (begin, begin + half)]

@@ -27,9 +27,18 @@ def weight(name, n, k, seed, isa=""):
     )
 
 
-def product(kernel, ints, rows, w, ranges, isa, columns=None):
+def gradient(kernel, formats, dy, weights, ranges, isa, k=None):
+    """The input gradient of products of two weights, whose rows are in the given ranges."""
+    out = empty(len(dy), weights[0][2] if k is None else k, "bf16")
+    of_terms = [bound for span in ranges for _ in weights for bound in span]
+    terms = [x for w in weights for x in (dy, w)]
+    run(f"{kernel}_bf16", [out, None, *terms], [0, len(weights), len(ranges), *formats, *of_terms], isa=isa)
+    return out
+
+
+def product(kernel, ints, rows, w, ranges, isa):
     """The product of some rows and a weight in the given ranges of the contraction."""
-    out = empty(len(rows), w[1] if columns is None else columns, "bf16")
+    out = empty(len(rows), w[1], "bf16")
     run(f"{kernel}_bf16", [out, None, rows, w], [*ints, 0, 1, len(ranges), *np.ravel(ranges)], isa=isa)
     return out
 
@@ -66,8 +75,15 @@ def test_products_and_rows_are_those_of_the_numbers(isa, name, n, blocks, m, dat
     assert_same_bits(product("matmul_quantised", [number], rows, packed, ranges, isa), expected)
     cuts = sorted({0, n, *(2 * data.draw(st.integers(0, n // 2)) for _ in range(2))})
     ranges, columns = list(pairwise(cuts)), random(gen, m, n, "bf16")
-    expected = product("matmul_dx", [], columns, plain, ranges, isa, k)
-    assert_same_bits(product("matmul_dx_quantised", [number], columns, packed, ranges, isa, k), expected)
+    other = data.draw(st.sampled_from([one for one in KERNEL_FORMATS if k % FORMATS[one].block == 0]))
+    second, second_numbers = weight(other, n, k, n, isa)
+    expected = gradient(
+        "matmul_dx", [], columns, [plain, (pack_weight(second_numbers, "bf16"), n, k)], ranges, isa
+    )
+    formats = [number, FORMATS[other].number]
+    assert_same_bits(
+        gradient("matmul_dx_quantised", formats, columns, [packed, second], ranges, isa, k), expected
+    )
     ids, out = gen.integers(-1, n + 1, (m, 1)).astype(np.int32), empty(m, k, "bf16")
     run("embedding_quantised_bf16", [out, ids, packed], [number, 0], isa=isa)
     inside = (ids >= 0) & (ids < n)

@@ -74,7 +74,10 @@ class Linear(Op):
         terms = len(self.x)
         first = spec(self.w[0])
         for w in map(spec, self.w):
-            require(w.storage == first.storage, self.name, "weights must be stored alike", first, w)
+            alike = w.storage == first.storage
+            if not self.transpose:  # an input gradient reads several formats
+                alike = alike or (w.format is not None and first.format is not None)
+            require(alike, self.name, "weights must be stored alike", first, w)
         rule = f"has 1 to {MAX_TERMS} terms, not {terms}"
         require(terms <= MAX_TERMS, self.name, rule, advice="add them up")
         for x, w in zip(map(spec, self.x), map(spec, self.w)):
@@ -133,9 +136,11 @@ class Linear(Op):
             "num_k_splits": len(k_splits),
             "range": [v for c in k_splits for r in c for v in r],
         }
-        kernel, quantised = "matmul" if self.transpose else "matmul_dx", low.spec(self.w[0]).format
-        if quantised is not None:
-            kernel, ints["format"] = f"{kernel}_quantised", quantised.number
+        kernel = "matmul" if self.transpose else "matmul_dx"
+        formats = [spec.format.number for spec in map(low.spec, self.w) if spec.format is not None]
+        if formats:
+            kernel = f"{kernel}_quantised"
+            ints["format"] = formats[0] if self.transpose else formats
             columns = columns if self.transpose else 0  # a task reads whole blocks
         part, weight_part = low.row, low.whole
         if columns:
