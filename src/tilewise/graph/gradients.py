@@ -54,8 +54,10 @@ class _Tape:
         author: the op's method that is being called, for error messages.
     """
 
-    def __init__(self, graph: Graph, draft: GraphDraft, use: Callable[[int], int]) -> None:
-        self.graph, self.draft = graph, draft
+    def __init__(
+        self, graph: Graph, draft: GraphDraft, use: Callable[[int], int], needed: frozenset[int]
+    ) -> None:
+        self.graph, self.draft, self._needed = graph, draft, needed
         self.author: tuple[type[Op], str] | None = None
         self._use = use
         self._lists: dict[int, list[Gradient]] = {}  # contributions, by forward tensor
@@ -78,6 +80,9 @@ class _Tape:
 
     def spec(self, tensor: int) -> TensorSpec:
         return self.draft.tensors[tensor].spec
+
+    def is_needed(self, tensor: int) -> bool:
+        return tensor in self._needed
 
     def later(self, op: Op) -> Later:
         return Later(self.checked(op))
@@ -350,7 +355,7 @@ def differentiate_template(
         for i, r in enumerate(forward.results)
     }
     inside = Imports(graph, builder.draft)
-    tape = _Tape(graph, builder.draft, inside.use)
+    tape = _Tape(graph, builder.draft, inside.use, needed)
     for r, seed in seeds.items():
         tape.collect(r, seed)
     _run_backward(graph.ops, tape, _no_nested_call)
@@ -477,7 +482,7 @@ def differentiate(graph: Graph, loss: int, pool: WorkerPool | None = None) -> Di
         )
     backward = _differentiate_all(graph, calls_before(graph, loss), with_gradient, pool)
     layers: dict[int, tuple[int, BackwardTemplate]] = {}
-    tape = _Tape(graph, builder.draft, lambda tensor: tensor)
+    tape = _Tape(graph, builder.draft, lambda tensor: tensor, with_gradient)
 
     def on_call(op: OpNode, grads: list[int | None]) -> list[int | None]:
         tape.settle()  # before the next layer, so that operands of weight gradients (logits) can be freed

@@ -65,6 +65,9 @@ class Tape(Protocol):
     def spec(self, tensor: int) -> TensorSpec:
         """The spec of a tensor of the backward graph."""
 
+    def is_needed(self, tensor: int) -> bool:
+        """Whether the gradient of a parameter of the forward graph is needed: it is not frozen."""
+
     def later(self, op: Op) -> Later:
         """Return a contribution whose op is appended when the sum is needed. Use it for results
         that no other op reads.

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         stored_tensors,
         with_quantization,
     )
+    from tilewise.models.resident_formats import formats_in_training, plan_in_formats
 
 _MODULES = {
     "ModelConfig": "tilewise.models.model_config",
@@ -60,6 +61,8 @@ _MODULES = {
     "merged_weights": "tilewise.models.lora",
     "StackedAdapters": "tilewise.models.lora",
     "stack_adapters": "tilewise.models.lora",
+    "formats_in_training": "tilewise.models.resident_formats",
+    "plan_in_formats": "tilewise.models.resident_formats",
     "ParallelModelBuilder": "tilewise.models.parallel",
     "LayerUse": "tilewise.models.parts",
     "ModelParts": "tilewise.models.parts",
@@ -102,6 +105,7 @@ __all__ = [
     "config_from_dict",
     "default_context",
     "file_layout",
+    "formats_in_training",
     "is_encoder",
     "kv_bytes_per_token",
     "load_adapter",
@@ -113,6 +117,7 @@ __all__ = [
     "open",
     "open_weights",
     "parameter_shapes",
+    "plan_in_formats",
     "stack_adapters",
     "stored_tensors",
     "with_quantization",

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from tilewise import models
 from tilewise.checkpoint import formats_of, load_generation_config, load_tokenizer
-from tilewise.core import PartialBlocks, ResourceError, Validator, choose_dtype, dtype, get_logger
+from tilewise.core import ResourceError, Validator, choose_dtype, dtype, get_logger
 from tilewise.core.limits import available_memory, num_cores
 from tilewise.core.sizes import format_bytes
-from tilewise.formats import FORMATS
 from tilewise.models import BLOCK_SIZE
 from tilewise.models.registry import maker_of
 from tilewise.serve.scheduler import Limits, num_blocks_for
@@ -121,7 +120,7 @@ class ServedModel:
             self._stacked = models.stack_adapters(loaded)
         self.stored_dtypes = frozenset(str(tensor.dtype) for tensor in weights.values())
         memory_bytes = available_memory() if memory_bytes is None else memory_bytes
-        self._formats = formats_of(weights) if self.dtype == "bf16" else {}
+        self._formats: Mapping[str, str] = formats_of(weights) if self.dtype == "bf16" else {}
         plan = self._plan_within(memory_bytes)
         self.max_blocks = num_blocks_for(self.limits.max_context)
         self.cache_bytes = _cache_bytes(plan)
@@ -141,30 +140,16 @@ class ServedModel:
         self.instance.close()
 
     def _plan(self) -> Plan:
-        """Plan the decoding graph for the current limits. Weights whose blocks the devices cannot share are expanded
-        to bf16.
-        """
-        while True:
-            try:
-                return self._plan_with_formats()
-            except PartialBlocks as error:
-                alike = [name for name in self._formats if f".{name}".endswith(f".{error.parameter}")]
-                get_logger("serve").warning(
-                    "%d quantised weights like %s are expanded to bf16, because %d devices cannot hold whole blocks "
-                    "of %d elements each",
-                    len(alike),
-                    alike[0],
-                    self.settings.tensor_parallel_size,
-                    FORMATS[self._formats[alike[0]]].block,
-                )
-                self._formats = {name: form for name, form in self._formats.items() if name not in alike}
+        """Plan the decoding graph for the current limits."""
+        plan, self._formats = models.plan_in_formats(self._formats, self._plan_with)
+        return plan
 
-    def _plan_with_formats(self) -> Plan:
+    def _plan_with(self, formats: Mapping[str, str]) -> Plan:
         from tilewise.session import ComputeGraph
 
         settings, limits, stacked = self.settings, self.limits, self._stacked
         adapters = None if stacked is None else stacked.adapters
-        graph = ComputeGraph(self.config.model_type, formats=self._formats, adapters=adapters)
+        graph = ComputeGraph(self.config.model_type, formats=formats, adapters=adapters)
         models.build_decoding_graph(
             graph,
             self.config,

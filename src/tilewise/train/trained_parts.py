@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilewise import models
-from tilewise.checkpoint import FinishedModel, StoredWeights, Tensor, save_model_directory
+from tilewise.checkpoint import FinishedModel, StoredWeights, Tensor, formats_of, save_model_directory
 from tilewise.checkpoint.adapters import ADAPTER_CONFIG, save_adapter
 from tilewise.checkpoint.tensors import read_array
-from tilewise.core import ConfigError
+from tilewise.core import ConfigError, model_dtype
 from tilewise.train.train_config import TrainConfig, make_model_config
 
 if TYPE_CHECKING:
     from tilewise.graph import Adapter, GraphBuilder
     from tilewise.models import LoraLayout
 
-__all__ = ["TrainedParts", "finished_names", "frozen_digest", "trained_parts"]
+__all__ = ["TrainedParts", "finished_names", "frozen_digest", "resident_formats", "trained_parts"]
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,18 @@ def trained_parts(config: TrainConfig) -> TrainedParts:
     if config.lora.path is None:
         return TrainedParts(layout)
     return TrainedParts(layout, adapter_weights=models.load_adapter(config.lora.path, model).weights)
+
+
+def resident_formats(config: TrainConfig) -> dict[str, str]:
+    """The formats that weights of the base keep in memory, by name. A run without `[lora]`, and one in
+    fp32, expands quantised weights.
+    """
+    if config.lora is None or config.model.path is None or model_dtype(config.train.dtype) != "bf16":
+        return {}
+    model = make_model_config(config)
+    layout = models.lora_layout(model, config.lora.lora_config())
+    formats = formats_of(models.open_weights(config.model.path, model))
+    return models.formats_in_training(formats, frozenset(layout.saved))
 
 
 def frozen_digest(weights: Mapping[str, Any], names: list[str]) -> str:

@@ -52,7 +52,13 @@ from tilewise.train.train_config import (
     make_strategy,
     with_steps_of_epochs,
 )
-from tilewise.train.trained_parts import frozen_digest, opened_finished, save_finished, trained_parts
+from tilewise.train.trained_parts import (
+    frozen_digest,
+    opened_finished,
+    resident_formats,
+    save_finished,
+    trained_parts,
+)
 from tilewise.train.training_data import TrainingData
 
 if TYPE_CHECKING:
@@ -74,16 +80,19 @@ __all__ = [
 MOST_SKIPPED = 10  # consecutive steps; after so many the weights are probably unusable
 
 
-def make_graph(config: TrainConfig, *, is_padded: bool) -> ComputeGraph:
+def make_graph(
+    config: TrainConfig, *, is_padded: bool, formats: Mapping[str, str] | None = None
+) -> ComputeGraph:
     """The training graph with its loss, without optimizer and strategy.
 
     Args:
         is_padded: whether each step has its own length, up to the context.
+        formats: of weights that stay quantised, by name.
     """
     from tilewise.session import ComputeGraph  # imports the native module
 
     model, train, parts = make_model_config(config), config.train, trained_parts(config)
-    graph = ComputeGraph(model.model_type, adapters=parts.adapters)
+    graph = ComputeGraph(model.model_type, adapters=parts.adapters, formats=formats)
     context = config.data.context
     length = Dim("seq", 1, context) if is_padded else context
     preference = config.dpo.loss if config.data.is_preference else None
@@ -115,10 +124,11 @@ def make_plan(
         ResourceError: the plan needs more memory than available. The copy for checkpoints in the
             background counts as part of the need.
     """
-    graph = make_graph(config, is_padded=config.data.is_padded)
-    graph.optimize(make_optimizer(config))
-    graph.set_distribution(make_strategy(config))
-    try:
+
+    def make(formats: Mapping[str, str]) -> tuple[ComputeGraph, Plan]:
+        graph = make_graph(config, is_padded=config.data.is_padded, formats=formats)
+        graph.optimize(make_optimizer(config))
+        graph.set_distribution(make_strategy(config))
         plan = graph.plan(
             accumulation=config.train.accumulation,
             batch_splits=config.train.batch_splits,
@@ -129,6 +139,10 @@ def make_plan(
             checkpoints=config.output.checkpoint_in_background,
             progress=progress,
         )
+        return graph, plan
+
+    try:
+        (graph, plan), _ = models.plan_in_formats(resident_formats(config), make)
     except LayoutError as error:
         _check_batch_splits(config, error)
         raise

@@ -40,6 +40,7 @@ class LinearTerm(Term):
     dy: int
     weight: int
     transpose: bool
+    is_trained: bool = True  # whether the weight is
 
 
 def contraction_label(weight: TensorSpec, transpose: bool) -> DimLabel | None:
@@ -91,8 +92,9 @@ class Linear(Op):
         dy = incoming(self, grads)
         dx: list[Gradient] = []
         dw: list[Gradient] = []
-        for x, w in zip(map(tape.use, self.x), map(tape.use, self.w)):
-            dx.append(LinearTerm(dy, w, not self.transpose))
+        for x, weight in zip(map(tape.use, self.x), self.w):
+            w = tape.use(weight)
+            dx.append(LinearTerm(dy, w, not self.transpose, tape.is_needed(weight)))
             rows, cols = (dy, x) if self.transpose else (x, dy)
             dw.append(tape.later(LinearWeightGradient(w=w, rows=rows, cols=cols)))
         added: Gradients = {} if self.residual is None else {"residual": dy}
@@ -103,12 +105,14 @@ class Linear(Op):
     @classmethod
     def combine(cls, tape: Tape, terms: Sequence[Term], total: int | None) -> int:
         """One `linear` over all terms, with the sum so far as its residual. Terms over a dim without a
-        label are a `linear` of their own: devices cannot share them, and may share the others.
+        label are a `linear` of their own: devices cannot share them, and may share the others. So are
+        terms of adapters, because the frozen weights may be quantised.
         """
-        every = terms_of(LinearTerm, terms)
-        is_labelled = [contraction_label(tape.spec(t.weight), t.transpose) is not None for t in every]
-        for transpose, labelled in ((False, True), (False, False), (True, True), (True, False)):
-            alike = [t for t, own in zip(every, is_labelled) if (t.transpose, own) == (transpose, labelled)]
+        kinds: dict[tuple[bool, bool, bool], list[LinearTerm]] = {}
+        for term in terms_of(LinearTerm, terms):
+            is_labelled = contraction_label(tape.spec(term.weight), term.transpose) is not None
+            kinds.setdefault((term.transpose, not is_labelled, term.is_trained), []).append(term)
+        for (transpose, *_), alike in sorted(kinds.items()):
             for first in range(0, len(alike), MAX_TERMS):
                 group = alike[first : first + MAX_TERMS]
                 x, w = tuple(t.dy for t in group), tuple(t.weight for t in group)

@@ -1,0 +1,65 @@
+"""Which weights of a quantised model stay in their formats in memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from tilewise.core import PartialBlocks, get_logger
+from tilewise.formats import FORMATS
+
+__all__ = ["formats_in_training", "plan_in_formats"]
+
+T = TypeVar("T")
+# Weights whose input gradients are one sum: all of them are quantised or none.
+_TOGETHER = re.compile(r"(.*\.)(?:([qkv])_proj|(gate|up)_proj)\.weight")
+
+
+def formats_in_training(formats: Mapping[str, str], trained: frozenset[str]) -> dict[str, str]:
+    """The formats that weights keep while adapters are trained.
+
+    Args:
+        formats: of the quantised weights, by name.
+        trained: names of parameters that are trained themselves, in bf16.
+    """
+    kept = {name: form for name, form in formats.items() if name not in trained}
+    groups: dict[str, list[str]] = {}
+    for name in kept:
+        if (match := _TOGETHER.fullmatch(name)) is not None:
+            groups.setdefault(f"{match[1]}{'attention' if match[2] else 'mlp'}", []).append(name)
+    odd = {
+        name
+        for group, names in groups.items()
+        if len(names) < 2 + group.endswith("attention")
+        for name in names
+    }
+    return {name: form for name, form in kept.items() if name not in odd}
+
+
+def plan_in_formats(
+    formats: Mapping[str, str], plan: Callable[[Mapping[str, str]], T]
+) -> tuple[T, Mapping[str, str]]:
+    """Plan a model whose weights keep their formats. Weights whose blocks devices cannot share are
+    expanded to bf16, with a warning.
+
+    Args:
+        formats: of the quantised weights, by name.
+        plan: makes the plan with weights in some formats; it may raise `PartialBlocks`.
+
+    Returns:
+        The result of `plan`, and the formats that are left.
+    """
+    while True:
+        try:
+            return plan(formats), formats
+        except PartialBlocks as error:
+            alike = [name for name in formats if f".{name}".endswith(f".{error.parameter}")]
+            get_logger("models").warning(
+                "%d quantised weights like %s are expanded to bf16, because the devices cannot hold whole blocks of "
+                "%d elements each",
+                len(alike),
+                alike[0],
+                FORMATS[formats[alike[0]]].block,
+            )
+            formats = {name: form for name, form in formats.items() if name not in alike}
