@@ -1,12 +1,16 @@
 """Runs that train adapters, or a part of a model: what they write, and how they resume."""
 
+import json
 from pathlib import Path
-from shutil import rmtree
+from shutil import copytree, rmtree
 
+import ml_dtypes
 import numpy as np
 import pytest
+import safetensors.numpy
 from small_run import make_config, run, silent, write_texts
 
+from support.quantised_layers import gptq
 from tilewise import models
 from tilewise.checkpoint import latest_checkpoint, open_checkpoint, open_weights, save_pretrained
 from tilewise.cli.main import _run
@@ -14,6 +18,7 @@ from tilewise.core import CheckpointError, ConfigError
 from tilewise.data import load_corpus, train_tokenizer
 from tilewise.train import Trainer, plan_run, prepare_data, run_training
 from tilewise.train.train_config import load_config
+from tilewise.train.trainer import make_plan
 
 LORA = {"r": 4, "alpha": 8.0, "dropout": 0.2, "target_modules": "all-linear"}
 BASE = {
@@ -109,6 +114,49 @@ def test_what_a_run_with_adapters_writes(texts, base, tmp_path):
     rmtree(tmp_path / "run" / "checkpoints")
     with pytest.raises(ConfigError, match="without an adapter"):
         run(config)
+
+
+def quantised_and_plain(base, folder):
+    """A quantised copy of a model, and one in bf16 with the numbers of its blocks."""
+    config = {**json.loads((base / "config.json").read_text()), "hidden_size": 64, "intermediate_size": 128}
+    rng, scheme, made, plain = np.random.default_rng(3), gptq(4, 32, 1), {}, {}
+    for name, shape in models.parameter_shapes(models.config_from_dict(config)):
+        stored = name if name.startswith("lm_head") else f"model.{name}"
+        if "_proj" in name:
+            tensors, weight = scheme.layer(rng, *shape)
+            made.update({f"{stored.removesuffix('weight')}{part}": x for part, x in tensors.items()})
+            plain[stored] = weight.astype(ml_dtypes.bfloat16)
+        else:
+            made[stored] = plain[stored] = rng.normal(0, 0.1, shape).astype(ml_dtypes.bfloat16)
+    for kind, tensors, more in (
+        ("quantised", made, {"quantization_config": scheme.config}),
+        ("plain", plain, {}),
+    ):
+        copytree(base, folder / kind)
+        (folder / kind / "config.json").write_text(json.dumps({**config, **more}))
+        safetensors.numpy.save_file(
+            {n: np.ascontiguousarray(x) for n, x in tensors.items()}, folder / kind / "model.safetensors"
+        )
+    return folder / "quantised", folder / "plain"
+
+
+@pytest.mark.parametrize("mesh", [None, pytest.param({"fsdp": 2, "tp": 2}, marks=pytest.mark.slow)], ids=str)
+def test_a_quantised_base_stays_quantised(texts, base, tmp_path, mesh):
+    """The adapter has the bits of one trained on the bf16 weights that the blocks mean, for less memory."""
+    quantised, plain = quantised_and_plain(base, tmp_path)
+    lora = {**LORA, "modules_to_save": ["lm_head"]}
+    configs = [
+        tuned(texts, path, tmp_path / name, axes, lora=lora, steps=3)
+        for name, path, axes in (("a", quantised, mesh), ("b", plain, None), ("c", base, None))
+    ]
+    for config in configs[:2]:
+        run(config)
+    adapters = [adapter_of(tmp_path / name) for name in "ab"]
+    assert same(*adapters)
+    bytes_of = [make_plan(config)[1].estimate_memory_usage()[0]["parameters"] for config in configs[:2]]
+    assert bytes_of[0] < bytes_of[1]
+    adapters[0]["planted"] = adapters[0].popitem()[1]
+    assert not same(*adapters)
 
 
 @pytest.mark.slow

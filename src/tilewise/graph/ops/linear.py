@@ -91,12 +91,12 @@ class Linear(Op):
         """dx = dy·w, dw = dyᵀ·x, and dy itself for the residual, or its sum over rows for a bias."""
         dy = incoming(self, grads)
         dx: list[Gradient] = []
-        dw: list[Gradient] = []
+        dw: list[Gradient | None] = []
         for x, weight in zip(map(tape.use, self.x), self.w):
-            w = tape.use(weight)
-            dx.append(LinearTerm(dy, w, not self.transpose, tape.is_needed(weight)))
+            w, is_needed = tape.use(weight), tape.is_needed(weight)
+            dx.append(LinearTerm(dy, w, not self.transpose, is_needed))
             rows, cols = (dy, x) if self.transpose else (x, dy)
-            dw.append(tape.later(LinearWeightGradient(w=w, rows=rows, cols=cols)))
+            dw.append(tape.later(LinearWeightGradient(w=w, rows=rows, cols=cols)) if is_needed else None)
         added: Gradients = {} if self.residual is None else {"residual": dy}
         if self.bias is not None:
             added = {"bias": tape.later(BiasGradient(bias=tape.use(self.bias), dy=dy))}
