@@ -34,6 +34,8 @@ COMPRESSED = {_GZIP, ".zst", ".bz2", ".xz", ".lz4", ".zip", ".7z"}
 _MAX_LINE_BYTES = 64 << 20
 _MAX_ARRAY_BYTES = 1 << 30
 _ROWS = 1024  # of Parquet at a time
+# types of sources by the usual names of their fields, for advice
+_TYPES = {"messages": "chat", "prompt": "prompt_completion", "input_ids": "pretokenized", "text": "text"}
 _validate = Validator("data")
 
 
@@ -71,9 +73,11 @@ class Record:
         """
         if self.fields.get(field) is None:
             names = ", ".join(shown(name, 40) for name in list(self.fields)[:8]) or "no fields"
-            self.invalid(
-                f"a record must have the field {field!r}", names, "set the names of fields (field_...)"
+            kind = next(
+                (kind for name, kind in _TYPES.items() if name in self.fields and name != field), None
             )
+            advice = "set the names of fields (field_...)" + (f", or type = '{kind}'" if kind else "")
+            self.invalid(f"a record must have the field {field!r}", names, advice)
         return self.fields[field]
 
     def checked(self, text: str) -> str:
@@ -279,7 +283,7 @@ def _rows(name: str, path: Path, fields: Sequence[str]) -> Iterator[Record]:
             check_memory(
                 sum(table.metadata.row_group(i).total_byte_size for i in range(table.num_row_groups)), path
             )
-            batches = table.iter_batches(_ROWS, columns=columns)
+            batches = table.iter_batches(_ROWS, columns=columns or None)  # all, for the error about them
         while True:
             with refusals_of("pyarrow"):
                 batch = next(batches, None)

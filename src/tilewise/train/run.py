@@ -297,7 +297,7 @@ def _run_alone(run: PlannedRun, output: Path, console: Console, explain: bool) -
     config = run.config
     data = prepare_data(config, console)
     for source in data.sources:
-        if source.source.type != "text":
+        if source.source.type != "text" or source.source.excess_length_strategy != "split":
             _say(console, describe_source(source))
     _say(console, run.describe())
     if explain:

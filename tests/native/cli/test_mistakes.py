@@ -267,7 +267,10 @@ CONFIGS = {  # one fault of the file itself; the reader's own tests have all
     "data: empty": (b"[data]\npath = 'empty'\n", "must hold UTF-8 text"),
     "data: binary": (b"[data]\npath = 'binary'\n", "1 binary"),
     "data: pipe": (b"[data]\npath = 'pipe'\n", "must be a file or a directory"),
-    "data: structured": (b"[data]\npath = 'chat.jsonl'\n", "write its text fields into .txt files"),
+    "data: structured": (
+        b"[data]\npath = 'chat.jsonl'\n",
+        "in chat.jsonl:1; got 'messages'; set the names of fields (field_...), or type = 'chat'",
+    ),
     "data: too little": (b"[data]\npath = 'little'\n", "must hold at least context + 1"),
     "output: below a file": (b"[output]\ndirectory = 'little/x'\n", "can be written to"),
     "output: too long": (b"[output]\ndirectory = '" + b"a" * 300 + b"'\n", "can be written to"),

@@ -36,7 +36,7 @@ def make_config(inputs, directory, mesh=None, **train):
             "data": [
                 {"type": "chat", "path": str(inputs / "chat.jsonl"), "weight": 2.0},
                 {"type": "prompt_completion", "path": str(inputs / "pairs.jsonl"), "weight": 1.0},
-                {"path": str(inputs / "texts"), "weight": 0.5},
+                {"path": str(inputs / "texts"), "weight": 0.5, "held_out_percent": 0},
             ],
             "sequences": {"context": 48, "documents": train.pop("documents", "padded")},
             "train": {"steps": STEPS, "batch": 8, "batch_splits": 4, "dtype": "f32", **train},

@@ -105,6 +105,14 @@ def test_missing_fields_are_one_error(tmp_path):
     ):
         with pytest.raises(ConfigError, match=words):
             record.text(field)
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.Table.from_pylist([{"input_ids": [1]}]), tmp_path / "b.parquet")
+    with pytest.raises(
+        ConfigError, match=r"in b.parquet, row 1; got 'input_ids'; .*or type = 'pretokenized'"
+    ):
+        read(tmp_path / "b.parquet")[0].text("text")
     for path in ("nothing", "*.jsonl2", "no/*.jsonl"):
         with pytest.raises(ConfigError, match="got no such file"):
             read(tmp_path / path)

@@ -44,6 +44,14 @@ def test_packing_predicts_what_padding_predicts(lengths, context):
     assert pack_lengths(lengths, context) == packed.bins
 
 
+def test_a_lost_example_is_detected():
+    """The twin: a sequence without its last example predicts less."""
+    own = examples([5, 9, 12]).finish()
+    packed = PackedExamples(own, 40)
+    packed.bins[0].pop()
+    assert pairs(packed) != pairs(PaddedExamples(own))
+
+
 @settings(max_examples=30)
 @given(LENGTHS, st.integers(2, 30))
 def test_long_examples_are_split_truncated_or_dropped(lengths, most):
