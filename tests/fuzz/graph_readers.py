@@ -67,6 +67,7 @@ def graphs() -> list[bytes]:
     for i in range(2):
         x = _block(trains, x, path=f"layers.{i}", factor=2.0)
     trains.loss(trains.mean(trains.silu(x)))
+    trains.freeze_parameters("layers.0.*")
     decodes = tw.ComputeGraph("decodes")
     rows = tw.Dim("rows", 1, 8)
     ids = decodes.input([rows], "i32", name="ids", storage="scalars")

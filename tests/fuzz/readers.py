@@ -23,7 +23,14 @@ import safetensors.numpy
 from ml_dtypes import bfloat16
 
 import tilewise as tw
-from fuzz import body_readers, data_readers, group_readers, quantised_readers, text_readers
+from fuzz import (
+    adapter_readers,
+    body_readers,
+    data_readers,
+    group_readers,
+    quantised_readers,
+    text_readers,
+)
 from fuzz.gguf_readers import mutate_gguf, read_gguf, read_gguf_metadata, valid_gguf, valid_gguf_metadata
 from fuzz.graph_readers import graphs, mutate_graph, read_graph_file
 from fuzz.mutate import Mutation, mutate, mutate_json, mutate_plan, mutate_safetensors
@@ -448,7 +455,8 @@ def _plans() -> list[bytes]:
         graph = tw.ComputeGraph("tiny")
         y = linear(graph, graph.input([4, 8], "f32", name="x", labels=[tw.BATCH, None]), "w", 4)
         if trains:
-            graph.loss(graph.mean(y))
+            graph.loss(graph.mean(linear(graph, y, "v", 4)))
+            graph.freeze_parameters("w")
             graph.optimize(tw.optim.SGD())
         else:
             table = graph.constant(np.arange(16, dtype=np.float32).reshape(4, 4), name="table")
@@ -485,6 +493,12 @@ READERS = {
         cache(quantised_readers.valid_quantised_tensors),
         600,
         mutate_safetensors,
+    ),
+    "adapter_config.json": Reader(
+        adapter_readers.read_adapter_settings, cache(adapter_readers.valid_settings), 800, mutate_json
+    ),
+    "adapter tensors": Reader(
+        adapter_readers.read_adapter_tensors, cache(adapter_readers.valid_tensors), 600, mutate_safetensors
     ),
     "tokenizer.model": Reader(text_readers.read_pieces, cache(text_readers.valid_pieces), 500),
     "sentence files": Reader(read_sentence_files, cache(_sentence_files), 500, mutate_json),

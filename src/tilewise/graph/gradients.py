@@ -491,9 +491,9 @@ def differentiate(graph: Graph, loss: int, pool: WorkerPool | None = None) -> Di
     builder.draft.constant_values[one.id] = np.ones(1, np.float32)
     tape.collect(loss, one.id)
     _run_backward([op for op in graph.ops if not with_gradient.isdisjoint(op.outputs)], tape, on_call)
-    for t in graph.of_kind("input"):
-        if tape.has_terms(t.id):
-            tape.total(t.id)
+    for t in graph.tensors:
+        if t.id not in with_gradient and tape.has_terms(t.id):
+            tape.total(t.id)  # an op that combines terms contributes to parameters too
     gradients = {}
     for t in graph.trainable():
         total = tape.total(t.id)

@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.checkpoint import LazyTensor, StoredTensor, StoredWeights, Tensor, store_parameters
-from tilewise.checkpoint.adapters import LoraConfig, OpenAdapter, adapter_files, open_adapter
-from tilewise.checkpoint.adapters.directory import PREFIX
+from tilewise.checkpoint.adapters import PREFIX, LoraConfig, OpenAdapter, adapter_files, open_adapter
 from tilewise.checkpoint.tensors import read_array
 from tilewise.core.errors import ConfigError
 from tilewise.core.log import warn_once

@@ -39,6 +39,7 @@ ENGINE = {
     "data-parallel-size": ("3", 3),
     "dtype": ("f32", "f32"),
     "load-format": ("dummy", "dummy"),
+    "lora": ("a=b", ["a=b"]),
     "quantization": ("int4", "int4"),
     "max-model-len": ("1k", 1000),
     "max-num-seqs": ("4", 4),
@@ -57,12 +58,14 @@ OTHER_NAMES = {
     "disable_log_requests": "log_requests",
     "ignore_config_field": "ignore_config_fields",
     "kv_cache_memory": "kv_cache_memory_bytes",
+    "lora": "lora_modules",
     "no_enable_prefix_caching": "enable_prefix_caching",
 }
 SHORT = {
     "tensor-parallel-size": "-tp",
     "data-parallel-size": "-dp",
     "kv-cache-memory": "--kv-cache-memory-bytes",
+    "lora": "--lora-modules",
 }
 
 

@@ -55,9 +55,11 @@ def make_config(
         "distribution": {"strategy": _STRATEGIES.get(tuple(mesh or {}), "hybrid"), "mesh": mesh or {}},
         "output": {"directory": str(directory), "checkpoint_every": 4},
     }
+    if "path" in changes.get("model", {}):
+        sections["model"] = {}
     for name, value in changes.items():
         if isinstance(value, dict):
-            sections[name] = {**sections[name], **value}
+            sections[name] = {**sections.get(name, {}), **value}
         else:
             sections["train"][name] = value
     return TrainConfig.model_validate(sections)

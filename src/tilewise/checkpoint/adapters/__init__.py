@@ -4,6 +4,7 @@ adapter_model.safetensors. This package knows names of modules only; `models.lor
 
 from tilewise.checkpoint.adapters.directory import (
     ADAPTER_CONFIG,
+    PREFIX,
     OpenAdapter,
     adapter_files,
     is_adapter,
@@ -14,6 +15,7 @@ from tilewise.checkpoint.adapters.lora_config import LoraConfig
 
 __all__ = [
     "ADAPTER_CONFIG",
+    "PREFIX",
     "LoraConfig",
     "OpenAdapter",
     "adapter_files",

@@ -30,6 +30,7 @@ from tilewise.files.writing import writing
 
 __all__ = [
     "ADAPTER_CONFIG",
+    "PREFIX",
     "OpenAdapter",
     "adapter_files",
     "is_adapter",
