@@ -109,6 +109,7 @@ def test_a_missing_best_model_is_reported_before_work(texts, tmp_path, scripted,
         plan_run(config, True)
 
 
+@pytest.mark.slow
 def test_epochs_are_resolved_when_the_data_is_read(texts, tmp_path):
     """A run over epochs equals one over as many steps; extending it needs `--set train.epochs`."""
     config = make_config(texts, tmp_path / "epochs", optimizer={"schedule": "constant"})
