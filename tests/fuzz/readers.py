@@ -23,7 +23,14 @@ import safetensors.numpy
 from ml_dtypes import bfloat16
 
 import tilewise as tw
-from fuzz import adapter_readers, body_readers, data_readers, group_readers, quantised_readers, text_readers
+from fuzz import (
+    adapter_readers,
+    body_readers,
+    data_readers,
+    group_readers,
+    quantised_readers,
+    text_readers,
+)
 from fuzz.gguf_readers import mutate_gguf, read_gguf, read_gguf_metadata, valid_gguf, valid_gguf_metadata
 from fuzz.graph_readers import graphs, mutate_graph, read_graph_file
 from fuzz.mutate import Mutation, mutate, mutate_json, mutate_plan, mutate_safetensors

@@ -117,7 +117,7 @@ def draw_loss_curve(
 
     Args:
         path: path of the picture.
-        losses: loss per step, in nats per token.
+        losses: loss per step, in nats per token or per pair.
         title: title of the picture.
         held_out: per evaluated step, its index in `losses` and its held-out loss.
         rates: learning rate per step; empty to draw none.
@@ -143,13 +143,13 @@ def draw_loss_curve(
     axes.plot(losses, color="#9ecae1", linewidth=0.8, label="per step")
     axes.plot(_running_mean(losses, 0.95), color="#08519c", linewidth=1.8, label="running mean")
     if held_out:
-        axes.plot(*zip(*held_out), color="#d94801", marker="o", markersize=3, label="held-out text")
+        axes.plot(*zip(*held_out), color="#d94801", marker="o", markersize=3, label="held-out data")
     if rates:
         grid[1, 0].plot(rates, color="#238b45", linewidth=1.2)
         grid[1, 0].set_ylabel("learning rate")
         grid[1, 0].grid(alpha=0.3)
     grid[-1, 0].set_xlabel("step")
-    axes.set_ylabel("loss (nats per token)")
+    axes.set_ylabel("loss")
     axes.set_title(title)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)

@@ -311,7 +311,8 @@ def _run_alone(run: PlannedRun, output: Path, console: Console, explain: bool) -
         is_over = first_step == trainer.config.train.steps or trainer.is_stopped_early
         if is_over and (finished / file).is_file():
             note = f"{finished} is unchanged; evaluate it with tilewise evaluate"
-            _say(console, f"all {first_step} steps are done, and {note}")
+            words = "stopped early after step {}" if trainer.is_stopped_early else "all {} steps are done"
+            _say(console, f"{words.format(first_step)}, and {note}")
             return RunResult(first_step, False, finished)
         num_steps = first_step if is_over else train_steps(trainer, first_step, output, console)
         _draw_curve(output)
@@ -451,7 +452,8 @@ def train_steps(
             traced.step_done(number)
             done, rate, held_out = number + 1, rate_of(trainer.config, number), dict[str, float]()
             every = config.train.evaluate_every
-            if every and done % every == 0 and not request.is_set:
+            # a run that Ctrl-C ends skips an evaluation, unless the resumed run needs to know its result
+            if every and done % every == 0 and (not request.is_set or trainer.needs_evaluations):
                 held_out = _evaluate(trainer, done, progress)
             progress.step_done(number, result.loss, trainer.num_tokens)
             seconds = time.perf_counter() - started

@@ -148,7 +148,7 @@ class TrainSection(_Section):
         epochs: length of the run as passes over the data, instead of `steps`. The number of steps is
             known when the data is read (`with_steps_of_epochs`).
         load_best_model_at_end: the finished model has the weights of the evaluation with the lowest
-            loss. Then the last step is evaluated, too.
+            loss.
         early_stopping_patience: end the run after so many evaluations in a row that did not lower the
             lowest loss by more than `early_stopping_threshold`; 0 for never.
     """

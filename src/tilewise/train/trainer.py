@@ -423,8 +423,8 @@ class Trainer:
         return float(whole["loss"].mean())
 
     @property
-    def _is_watched(self) -> bool:
-        """Whether the run depends on its evaluations."""
+    def needs_evaluations(self) -> bool:
+        """Whether the run's end or its finished model depends on its evaluations."""
         return self.config.train.load_best_model_at_end or self.config.train.early_stopping_patience > 0
 
     def record_evaluation(self, num_steps: int, loss: float) -> bool:
@@ -438,7 +438,7 @@ class Trainer:
             Whether this is the lowest loss so far, and the run keeps its best model.
         """
         train = self.config.train
-        if self._is_watched:
+        if self.needs_evaluations:
             threshold = train.early_stopping_threshold
             self.evaluation = with_evaluation(self.evaluation, num_steps, loss, threshold)
         is_best = self.evaluation is not None and self.evaluation.best_step == num_steps
@@ -503,7 +503,7 @@ class Trainer:
         """
         self.instance.load_state_dict(dict(state.tensors))
         self.changes = state.changes
-        self.evaluation = state.evaluation if self._is_watched else None
+        self.evaluation = state.evaluation if self.needs_evaluations else None
 
     def save_model(self, directory: Path) -> None:
         """Write the weights as a Hugging Face directory, with tokenizer, chat templates and

@@ -9,7 +9,16 @@ from native.train.small_pairs import dpo_config, write_base_model, write_pairs
 from native.train.small_run import is_same, silent, weights
 from tilewise.checkpoint import checkpoint_paths, open_checkpoint
 from tilewise.core import ConfigError
-from tilewise.train import Trainer, make_plan, plan_run, prepare_data, read_metrics, run_training
+from tilewise.core.mesh import DeviceMesh
+from tilewise.train import (
+    Trainer,
+    compare_strategy,
+    make_plan,
+    plan_run,
+    prepare_data,
+    read_metrics,
+    run_training,
+)
 
 PAIRS = 24
 
@@ -87,6 +96,15 @@ def test_every_mesh_has_the_same_bits(base, whole, tmp_path, mesh, train):
     assert is_same(weights(tmp_path), weights(whole))
     name = "reference_log_probs.json"
     assert (tmp_path / name).read_text() == (whole / name).read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss_type", ["sigmoid", "ipo"])
+def test_random_pairs_verify_a_mesh(base, tmp_path, loss_type):
+    """`tilewise verify` and `tilewise tune` compute random batches with all inputs of pairs."""
+    config = dpo_config(base, tmp_path, dpo={"loss_type": loss_type})
+    report = compare_strategy(config, DeviceMesh({"dp": 2}), 2, lambda text: None)
+    assert report.equal, report.text
 
 
 @pytest.mark.slow

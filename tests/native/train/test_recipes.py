@@ -71,8 +71,8 @@ def test_recipes_tune_smollm2(recipes, tmp_path):
         assert done.returncode == 0, done.stderr
         print(f"{name}: {time.monotonic() - began:.0f} s of at most {MOST_SECONDS}")
     runs = tmp_path / "runs"
-    adapters = [f"{name}={runs / name / 'adapter'}" for name in NAMES[:2]]
-    server = Served(model, "--served-model-name", "base", "--lora", *adapters)
+    adapters = [word for name in NAMES[:2] for word in ("--lora", f"{name}={runs / name / 'adapter'}")]
+    server = Served(model, "--served-model-name", "base", *adapters)
     try:
         for question in ("What is the capital of Spain?", "Tell me the colour of snow."):
             assert not _answer(server, "base", question).startswith("Ahoy")

@@ -99,7 +99,7 @@ def test_ids_labels_and_losses_equal_those_of_trl(tmp_path, name):
     """In fp32, with gradients accumulated over microbatches whose counted labels differ in number."""
     rows, kind, options = SOURCES[name]
     config, data = prepare(tmp_path, rows, kind)
-    order = [data.batches._place(number)[1] for number in range(STEPS * BATCH)]
+    order = [data.batches.place(number)[1] for number in range(STEPS * BATCH)]
     theirs = their_trainer(tmp_path, [rows[index] for index in order], **options)
     for number, index in enumerate(order[: len(rows)]):
         batch = theirs.data_collator([theirs.train_dataset[number]])

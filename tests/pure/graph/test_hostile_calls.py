@@ -42,6 +42,7 @@ def described():
         "table": graph.constant(np.zeros((16, 4), np.float32), name="table"),
         "blocks": graph.input([1, 2], "i32", name="blocks"),
         "lengths": graph.input([2], "i32", name="lengths", labels=[batch], storage="scalars"),
+        "pairs": graph.input([2], name="pairs", labels=[batch], storage="scalars"),
         "images": graph.input([2, 4, 3, 3], name="images", labels=[batch, None, None, None]),
         "grid": graph.input([2, Dim("seq", 1, 4)], "i32", name="grid", storage="scalars"),
     }
@@ -106,6 +107,12 @@ CALLS = {
     "one_hot": lambda g, t: (g.one_hot, [t["ids"], 5], {}),
     "gather_batch": lambda g, t: (g.gather_batch, [t["rows"]], {}),
     "dropout": lambda g, t: (g.dropout, [t["x"], 0.5], {}),
+    "sequence_log_probs": lambda g, t: (
+        g.sequence_log_probs,
+        [t["x"], t["positions"]],
+        {"ignore_index": -100},
+    ),
+    "swap_pairs": lambda g, t: (g.swap_pairs, [t["pairs"]], {}),
     "mse_loss": lambda g, t: (g.mse_loss, [t["x"], t["x"]], {"reduction": "sum"}),
     "l1_loss": lambda g, t: (g.l1_loss, [t["x"], t["x"]], {"reduction": "mean"}),
     "binary_cross_entropy_with_logits": lambda g, t: (
@@ -213,6 +220,7 @@ TAKEN: dict[str, dict[int | str, set[str]]] = {  # hostile values that are valid
     },
     "attention_with_lengths": {"head_dim": {"None"}, "lengths": {"None"}},
     "paged_attention": {"scale": {"None", *NUMBERS}, **SHAPED},
+    "sequence_log_probs": {"ignore_index": {"-1", "0"}},
     "cross_entropy": {"ignore_index": {"-1", "0"}, "label_smoothing": {"0"}},
     "mean_cross_entropy": {"ignore_index": {"-1", "0"}},
     "has": {0: set(HOSTILE)},  # any name may be looked up
