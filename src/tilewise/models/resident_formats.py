@@ -23,9 +23,9 @@ def formats_in_training(formats: Mapping[str, str], trained: frozenset[str]) -> 
         formats: of the quantised weights, by name.
         trained: names of parameters that are trained themselves, in bf16.
     """
-    kept = {name: form for name, form in formats.items() if name not in trained}
+    stored = {name: form for name, form in formats.items() if name not in trained}
     groups: dict[str, list[str]] = {}
-    for name in kept:
+    for name in stored:
         if (match := _TOGETHER.fullmatch(name)) is not None:
             groups.setdefault(f"{match[1]}{'attention' if match[2] else 'mlp'}", []).append(name)
     odd = {
@@ -34,7 +34,7 @@ def formats_in_training(formats: Mapping[str, str], trained: frozenset[str]) -> 
         if len(names) < 2 + group.endswith("attention")
         for name in names
     }
-    return {name: form for name, form in kept.items() if name not in odd}
+    return {name: form for name, form in stored.items() if name not in odd}
 
 
 def plan_in_formats(

@@ -142,6 +142,9 @@ CALLS = {
     "attention_with_lengths": lambda g, t: (
         g.scaled_dot_product_attention, [t["x"]] * 3, {"head_dim": 4, "causal": False, "lengths": t["lengths"]}
     ),
+    "attention_of_documents": lambda g, t: (
+        g.scaled_dot_product_attention, [t["x"]] * 3, {"head_dim": 4, "causal": True, "first": t["positions"]}
+    ),
     "paged_attention": lambda g, t: (
         g.paged_attention,
         [t["rows"], t["cache"], t["cache"], t["ids"], t["ids"], t["blocks"]],
@@ -219,6 +222,7 @@ TAKEN: dict[str, dict[int | str, set[str]]] = {  # hostile values that are valid
         **SHAPED,
     },
     "attention_with_lengths": {"head_dim": {"None"}, "lengths": {"None"}},
+    "attention_of_documents": {"head_dim": {"None"}, "first": {"None"}, "causal": {"True"}},
     "paged_attention": {"scale": {"None", *NUMBERS}, **SHAPED},
     "sequence_log_probs": {"ignore_index": {"-1", "0"}},
     "cross_entropy": {"ignore_index": {"-1", "0"}, "label_smoothing": {"0"}},
