@@ -8,7 +8,7 @@ speeds, which are measured or given. Only the configuration is read, no data and
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -96,7 +96,9 @@ class _StepTime:
         return (self.compute + self.memory + self.communication) / (1 - self.idle_share)
 
 
-def describe_training(source: Path, device: DeviceProperties, console: Console) -> Iterator[str]:
+def describe_training(
+    source: Path, device: DeviceProperties, console: Console, settings: Sequence[str] = ()
+) -> Iterator[str]:
     """Describe a training configuration, line by line.
 
     Args:
@@ -105,6 +107,7 @@ def describe_training(source: Path, device: DeviceProperties, console: Console) 
             devices together is compared with this machine's memory. Measured peaks are divided
             among the devices.
         console: shows what is being tried, if it is a terminal.
+        settings: overrides of the file, as SECTION.KEY=VALUE.
 
     Raises:
         ConfigError: the file is not a valid configuration. The message names the key.
@@ -113,7 +116,7 @@ def describe_training(source: Path, device: DeviceProperties, console: Console) 
     from tilewise import models
     from tilewise.train import load_config, make_model_config, make_plan
 
-    config = load_config(source)
+    config = load_config(source, settings)
     _, plan = make_plan(config, must_fit=False)
     model = make_model_config(config)
     axes = ",".join(f"{axis}={size}" for axis, size in config.distribution.mesh.items()) or "one device"

@@ -18,6 +18,7 @@ _ENGINE = (
     "tensor_parallel_size",
     "dtype",
     "quantization",
+    "kv_cache_dtype",
     "max_model_len",
     "load_format",
     "lora_modules",

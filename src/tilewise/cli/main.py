@@ -303,6 +303,14 @@ def inspect(
         ),
     ] = None,
     revision: Annotated[str | None, REVISION] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="SECTION.KEY=VALUE",
+            help="Override a setting of a training configuration; may be repeated.",
+        ),
+    ] = None,
     *,
     engine: Annotated[Values, Options(EngineSettings, only=("ignore_config_fields",))],
 ) -> None:
@@ -336,12 +344,12 @@ def inspect(
     if graph is not None:
         with before_work():
             # render everything before anything is written
-            text = draw_graph(source, graph, ignored)
+            text = draw_graph(source, graph, ignored, settings or ())
         replace_text(graph, text)
         _print_path(graph)
     if plan is not None:
         with before_work():
-            planned = plan_of_training(source, plan)
+            planned = plan_of_training(source, plan, settings or ())
         planned.save_picture(plan)
         _print_path(plan)
     if graph is not None or plan is not None:
@@ -353,7 +361,7 @@ def inspect(
     device = DeviceProperties(memory, peak_tflops, bandwidth_gbps)
     with before_work():
         if source.suffix.lower() == ".toml":
-            lines = list(describe_training(source, device, make_console(stderr=True)))
+            lines = list(describe_training(source, device, make_console(stderr=True), settings or ()))
         else:  # print all lines, or only an error
             lines = list(describe_model(source, device, ignored))
     print("\n".join(lines))

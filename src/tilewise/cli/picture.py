@@ -29,7 +29,7 @@ class _Drawing(NamedTuple):
     note: str
 
 
-def draw_graph(source: Path, file: Path, ignore: Sequence[str] = ()) -> str:
+def draw_graph(source: Path, file: Path, ignore: Sequence[str] = (), settings: Sequence[str] = ()) -> str:
     """The picture of a graph, as the text of a file. Nothing is written.
 
     Args:
@@ -37,6 +37,7 @@ def draw_graph(source: Path, file: Path, ignore: Sequence[str] = ()) -> str:
             that `ComputeGraph.save` wrote (.json).
         file: the path to which the caller will write the text; .html or .mmd.
         ignore: fields of a model's config.json to ignore.
+        settings: overrides of a training configuration, as SECTION.KEY=VALUE.
 
     Raises:
         ConfigError: the suffix is unknown, or the source is invalid. The message names the file and
@@ -48,7 +49,7 @@ def draw_graph(source: Path, file: Path, ignore: Sequence[str] = ()) -> str:
             f"[cli.inspect] the file of a graph must end in {' or '.join(_FORMS)}; got {str(file)!r}; "
             "choose a format"
         )
-    drawing = _drawing(source, ignore)
+    drawing = _drawing(source, ignore, settings)
     if file.suffix.lower() == ".mmd":
         return drawing.graph.to_mermaid() + "\n"
     from tilewise.observe import render_graph
@@ -56,7 +57,7 @@ def draw_graph(source: Path, file: Path, ignore: Sequence[str] = ()) -> str:
     return render_graph(drawing.graph.freeze(), f"The graph of {drawing.graph.name}", drawing.note)
 
 
-def plan_of_training(source: Path, file: Path) -> Plan:
+def plan_of_training(source: Path, file: Path, settings: Sequence[str] = ()) -> Plan:
     """The plan of a training configuration, even if it does not fit in this machine's memory.
     Nothing is written.
 
@@ -80,12 +81,12 @@ def plan_of_training(source: Path, file: Path) -> Plan:
             )
     from tilewise.train import load_config, make_plan
 
-    return make_plan(load_config(source), must_fit=False)[1]
+    return make_plan(load_config(source, settings), must_fit=False)[1]
 
 
-def _drawing(source: Path, ignore: Sequence[str]) -> _Drawing:
+def _drawing(source: Path, ignore: Sequence[str], settings: Sequence[str]) -> _Drawing:
     if source.suffix.lower() == ".toml":
-        return _of_training(source)
+        return _of_training(source, settings)
     if source.suffix.lower() == ".json" and source.name != "config.json":
         from tilewise.session import ComputeGraph
 
@@ -93,10 +94,10 @@ def _drawing(source: Path, ignore: Sequence[str]) -> _Drawing:
     return _of_model(source.parent if source.name == "config.json" else source, ignore)
 
 
-def _of_training(source: Path) -> _Drawing:
+def _of_training(source: Path, settings: Sequence[str]) -> _Drawing:
     from tilewise.train import load_config, make_graph
 
-    config = load_config(source)
+    config = load_config(source, settings)
     is_padded = config.data.is_padded
     words = f"up to {config.data.context}" if is_padded else f"{config.data.context}"
     note = f"A training step before gradients are added: {config.num_sequences} sequences of {words} tokens."

@@ -10,9 +10,24 @@ from pydantic import Field, field_validator, model_validator
 
 from tilewise.checkpoint.adapters import LoraConfig, open_adapter
 from tilewise.core import ConfigError
-from tilewise.train.section import FilePath, Section
+from tilewise.train.section import FilePath, Section, WrongValue
 
 __all__ = ["LoraSection"]
+
+_UNSUPPORTED = (
+    "use_dora",
+    "bias",
+    "lora_bias",
+    "layers_to_transform",
+    "layers_pattern",
+    "fan_in_fan_out",
+    "target_parameters",
+    "trainable_token_indices",
+    "loftq_config",
+    "eva_config",
+    "corda_config",
+    "megatron_config",
+)
 
 
 class LoraSection(Section):
@@ -36,6 +51,17 @@ class LoraSection(Section):
     use_rslora: bool = False
     modules_to_save: tuple[str, ...] = ()
     init: bool | str = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _are_supported(cls, values: object) -> object:
+        """Rejects settings of PEFT that Tilewise does not have, unless they are switched off."""
+        if not isinstance(values, Mapping):
+            return values
+        used = [name for name in _UNSUPPORTED if values.get(name) not in (None, False, "none")]
+        if used:
+            raise WrongValue(f"lora.{used[0]} of PEFT is not supported", "remove it")
+        return {name: value for name, value in values.items() if name not in _UNSUPPORTED}
 
     @field_validator("target_modules", "exclude_modules", "modules_to_save", mode="before")
     @classmethod

@@ -60,9 +60,10 @@ class TrainedParts:
                 graph.freeze_parameters(*self.freeze)
             except ValueError as error:
                 got = str(error).partition("; got ")[2].partition(";")[0]
+                names = [t.spec.name for t in graph.draft.tensors if t.kind == "parameter"]
                 raise ConfigError(
-                    f"[train.plan] train.freeze must have patterns of names of parameters; got {got}; see the names "
-                    "with tilewise inspect --structure"
+                    f"[train.plan] train.freeze must have patterns of names of parameters; got {got}; use names like "
+                    f"{', '.join(names[:3])} and {names[-1]}"
                 ) from None
 
     def weights(self, weights: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:

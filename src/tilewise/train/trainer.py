@@ -94,6 +94,11 @@ def make_graph(
     model, train, parts = make_model_config(config), config.train, trained_parts(config)
     graph = ComputeGraph(model.model_type, adapters=parts.adapters, formats=formats)
     context = config.data.context
+    if context > models.max_context(model):
+        raise ConfigError(
+            f"[train.plan] sequences.context must not be above the {models.max_context(model)} positions of the model; "
+            f"got {context}; lower it"
+        )
     length = Dim("seq", 1, context) if is_padded else context
     preference = config.dpo.loss if config.data.is_preference else None
     models.build_training_graph(
@@ -211,7 +216,7 @@ class Trainer:
         plan: plan from `make_plan`.
 
     Attributes:
-        num_tokens: tokens that the last step predicted, without padding.
+        num_tokens: tokens of the last step, without padding.
         changes: changes of the configuration since the run began. Checkpoints record them.
         evaluation: the best evaluation so far, and the count of early stopping. Checkpoints record
             it. None before the first evaluation, and if the run uses neither.
@@ -295,7 +300,7 @@ class Trainer:
         batch = self.data.batches.at(number)
         result = self.instance.step(batch, lr=rate_of(self.config, number), on_nonfinite=on_nonfinite)
         self._num_skipped = self._num_skipped + 1 if result.is_skipped else 0
-        self.num_tokens = int((batch["labels"] != IGNORED).sum())
+        self.num_tokens = _num_tokens(batch, self.data.end)
         if self.config.data.is_preference:
             self.rewards = _finite_means(self._pair_figures(batch))
         return result
@@ -565,6 +570,12 @@ def _finite_means(figures: Mapping[str, NDArray[np.float64]]) -> dict[str, float
 def rate_of(config: TrainConfig, number: int) -> float:
     """The learning rate of step `number`."""
     return config.optimizer.rate(number, config.train.steps)
+
+
+def _num_tokens(batch: Mapping[str, NDArray[Any]], padding: int) -> int:
+    """The tokens of a batch up to the last one of each sequence that is not padding."""
+    is_used = (batch["tokens"] != padding) | (batch["labels"] != IGNORED)
+    return int((is_used * np.arange(1, is_used.shape[1] + 1)).max(1).sum())
 
 
 def _is_finite(tensor: NDArray[Any] | PartedTensor) -> bool:

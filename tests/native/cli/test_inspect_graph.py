@@ -56,7 +56,9 @@ def test_the_encoding_graph_of_an_encoder_is_drawn(model, run, tmp_path):
 
 def test_the_training_graph_of_a_configuration_is_drawn(run, tmp_path):
     """The example's graph with its loss, before gradients."""
-    assert run("inspect", ROOT / "examples" / "train.toml", "--graph", tmp_path / "a.mmd")[0] == 0
+    of_step = ("inspect", ROOT / "examples" / "train.toml", "--graph", tmp_path / "a.mmd")
+    assert run(*of_step, "--set", "model.num_hidden_layers=0")[0] == 2
+    assert run(*of_step)[0] == 0
     chart = (tmp_path / "a.mmd").read_text(encoding="utf-8")
     assert "cross_entropy" in chart and "decoder_layer" in chart and "gradient" not in chart
 

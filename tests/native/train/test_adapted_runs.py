@@ -190,6 +190,7 @@ def test_a_frozen_part_keeps_the_bytes_of_its_source(texts, base, tmp_path):
         ('[train]\nfreeze = ["embed*"]\n', "model.path"),
         ('[model]\npath = "base"\n[lora]\nrank = 8\n', "did you mean lora.r"),
         ('[model]\npath = "base"\n[lora]\ninit = "pissa"\n', "pissa"),
+        ('[model]\npath = "base"\n[lora]\nuse_dora = true\n', "lora.use_dora of PEFT is not supported"),
         ('[model]\npath = "base"\n[lora]\ndropout = 1.0\n', "lora.dropout"),
         ('[model]\npath = "base"\n[lora]\npath = "a"\nr = 4\n', "lora.path determines"),
         ('[model]\npath = "base"\n[lora]\n[train]\nfreeze = ["a"]\n', "remove train.freeze"),
@@ -207,7 +208,9 @@ def test_mistakes_in_configurations(tmp_path, base, text, words):
 
 def test_patterns_must_match(texts, base, tmp_path):
     """Before any work."""
-    with pytest.raises(ConfigError, match=r"train\.freeze .* 'nothing\.\*'"):
+    with pytest.raises(
+        ConfigError, match=r"train\.freeze .* 'nothing\.\*'.*; use names like embed_tokens.weight"
+    ):
         run(tuned(texts, base, tmp_path / "run", freeze=["nothing.*"]))
     with pytest.raises(ConfigError, match="target_modules"):
         run(tuned(texts, base, tmp_path / "run", lora={"target_modules": ["c_attn"]}))

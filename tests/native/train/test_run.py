@@ -170,7 +170,7 @@ def test_verify_offloads_to_the_directory_of_a_run(texts, tmp_path):
 
 
 def test_speed_counts_tokens_without_padding(documents, tmp_path):
-    """A step's tokens are its counted labels, so padding does not make a run look faster."""
+    """Padding does not make a run look faster."""
     config = make_config(documents, tmp_path, data={"context": 128, "documents": "padded"})
     data = prepare_data(config, silent())
     with Trainer(config, data, *make_plan(config)) as trainer:
