@@ -26,7 +26,8 @@ from tilewise.ir.fields import OperandField
 ROOT = Path(__file__).parents[1]
 OPENING = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "SECURITY.md": "SECURITY.md",
            "CHANGELOG.md": "CHANGELOG.md", "LICENSE": "LICENSE.txt",
-           "examples/train.toml": "examples/train.toml"}  # fmt: skip
+           "examples/train.toml": "examples/train.toml",
+           "examples/recipes/make_data.py": "examples/recipes/make_data.py"}  # fmt: skip
 PACKAGES = ["tilewise", "tilewise.nn", "tilewise.optim", "tilewise.models", "tilewise.models.llama", "tilewise.session",
             "tilewise.data", "tilewise.train", "tilewise.checkpoint", "tilewise.generate", "tilewise.serve",
             "tilewise.server", "tilewise.encode", "tilewise.runtime", "tilewise.observe", "tilewise.comm",

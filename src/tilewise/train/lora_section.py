@@ -36,8 +36,7 @@ class LoraSection(Section):
 
     Attributes:
         path: an adapter to continue with; it determines all other keys but `dropout`.
-        r, alpha, dropout, target_modules, exclude_modules, rank_pattern, alpha_pattern, use_rslora,
-            modules_to_save, init: see `LoraConfig`.
+        r: the rank of the adapters. `LoraConfig` describes this and the other keys.
     """
 
     path: FilePath | None = None
