@@ -67,7 +67,7 @@ def expected():
         ("one", {"accumulation": 8}),
         ("one", {"accumulation": 2, "recompute": "full"}),
         ("dp", {"accumulation": 4}),
-        ("fsdp, tp", {"accumulation": 4}),
+        pytest.param("fsdp, tp", {"accumulation": 4}, marks=pytest.mark.slow),
     ],
     ids=str,
 )

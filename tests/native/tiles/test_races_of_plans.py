@@ -11,7 +11,7 @@ from tilewise.tiles.checker import find_race
 MESHES = [
     pytest.param({"dp": 2, "tp": 2}, {"accumulation": 2}, marks=pytest.mark.slow),
     ({"dp": 2, "fsdp": 2}, {}),
-    ({"fsdp": 2, "tp": 2}, {"recompute": "full"}),
+    pytest.param({"fsdp": 2, "tp": 2}, {"recompute": "full"}, marks=pytest.mark.slow),
 ]
 
 

@@ -531,6 +531,7 @@ def test_settings_can_change_on_resume(texts, tmp_path):
             run_training(plan_run(changed, True, may_change=[key]), silent())
 
 
+@pytest.mark.slow
 def test_optimizers_of_the_file_train(texts, tmp_path):
     """SGD and Lion lower the loss and resume to the bit on another mesh."""
     for optimizer in (

@@ -364,6 +364,7 @@ for step in range(int(sys.argv[3]), 10**9):
 """
 
 
+@pytest.mark.slow
 def test_a_killed_writer_of_several_files_leaves_a_complete_checkpoint(tmp_path):
     """SIGKILL while four files are written: all files are of one step or all of another; steps never decrease."""
     rng, reached, tests = np.random.default_rng(0), 0, os.path.join(os.path.dirname(__file__), "..", "..")
