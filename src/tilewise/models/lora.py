@@ -215,7 +215,8 @@ def _check_targets(
     if not targets:
         _validate.invalid("layout", rule, f"{shown(lora.target_modules)}, which matches none", advice)
     if missing:
-        warn_once("lora", f"target_modules has {', '.join(missing)}, which the model does not have")
+        rest = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        warn_once("lora", f"target_modules has {', '.join(missing[:3])}{rest}, which the model does not have")
 
 
 def _check_saved(
@@ -259,7 +260,22 @@ def load_adapter(directory: str | Path | OpenAdapter, config: ModelConfig) -> Lo
         rule = "an adapter must belong to the model"
         got = f"{str(adapter.path)!r}, of {adapter.base or 'another'}: {str(error).partition('] ')[2]}"
         _validate.invalid("load_adapter", rule, got, "give the model that it was trained on")
+    _warn_of_missing_modules(adapter, config)
     return LoadedAdapter(layout, layout.weights(adapter.tensors))
+
+
+def _warn_of_missing_modules(adapter: OpenAdapter, config: ModelConfig) -> None:
+    """One warning if an adapter has no tensors for modules that its configuration names."""
+    shapes, present = dict(parameter_shapes(config)), frozenset(adapter.config.target_modules or ())
+    modules = [m for t in file_layout(config).table if (m := _linear_of(t, shapes)) is not None]
+    named = [m for m in modules if any(f".{m}".endswith(f".{target}") for target in adapter.targets)]
+    missing = [m for m in named if m not in present]
+    if missing:
+        warn_once(
+            "models",
+            f"the adapter {str(adapter.path)!r} has no tensors for {len(missing)} of the {len(named)} modules that its "
+            f"configuration names, such as {missing[0]}; they stay as in the model",
+        )
 
 
 def merged_weights(weights: Mapping[str, Tensor], adapter: LoadedAdapter) -> dict[str, Tensor]:

@@ -96,6 +96,17 @@ def test_regular_expressions_that_may_be_slow_are_rejected(pattern):
         LoraConfig(alpha_pattern={pattern: 1})
 
 
+def test_tensors_of_some_modules_are_missing(tmp_path, caplog):
+    """One warning says how many; a complete adapter has none."""
+    layout, values = written(tmp_path / "a", target_modules=("up_proj",))
+    models.load_adapter(tmp_path / "a", MODEL)
+    assert "has no tensors" not in caplog.text
+    some = [(name, value) for name, value in layout.stored(values) if ".layers.0." in name]
+    save_adapter(tmp_path / "b", layout.files(None), some)
+    models.load_adapter(tmp_path / "b", MODEL)
+    assert "no tensors for 1 of the 2 modules" in caplog.text and "layers.1.mlp.up_proj" in caplog.text
+
+
 def test_damaged_directories(tmp_path):
     """No settings, no tensors, tensors of another model, or of embeddings."""
     with pytest.raises(CheckpointError, match="adapter_config"):

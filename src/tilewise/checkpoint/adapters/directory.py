@@ -80,6 +80,9 @@ class _Settings(BaseModel):
     modules_to_save: list[str] | None = None
     bias: str = "none"
     base_model_name_or_path: str | None = None
+    target_modules: Any = None
+    exclude_modules: Any = None
+    layers_to_transform: Any = None
 
 
 @dataclass(frozen=True)
@@ -91,12 +94,15 @@ class OpenAdapter:
         config: its settings; `target_modules` are the modules for which it has tensors.
         tensors: by name, as PEFT names them.
         base: the model that it belongs to, as the file names it; None if it names none.
+        targets: the ends of names of modules that have adapters according to the file; empty if it lists none, or
+            only some layers have them.
     """
 
     path: Path
     config: LoraConfig
     tensors: Mapping[str, Stored]
     base: str | None
+    targets: tuple[str, ...] = ()
 
 
 def is_adapter(directory: str | Path) -> bool:
@@ -147,7 +153,12 @@ def open_adapter(directory: str | Path) -> OpenAdapter:
         use_rslora=settings.use_rslora,
         modules_to_save=tuple(settings.modules_to_save or ()),
     )
-    return OpenAdapter(path, config, tensors, settings.base_model_name_or_path)
+    listed = settings.target_modules
+    is_list = (
+        isinstance(listed, list) and not settings.exclude_modules and settings.layers_to_transform is None
+    )
+    targets = tuple(str(name) for name in listed) if is_list else ()
+    return OpenAdapter(path, config, tensors, settings.base_model_name_or_path, targets)
 
 
 def _unsupported(what: str, where: str) -> None:
