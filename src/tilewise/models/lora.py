@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tilewise.checkpoint import LazyTensor, StoredTensor, StoredWeights, Tensor, store_parameters
 from tilewise.checkpoint.adapters import PREFIX, LoraConfig, OpenAdapter, adapter_files, open_adapter
 from tilewise.checkpoint.tensors import read_array
-from tilewise.core.errors import ConfigError
+from tilewise.core.errors import CheckpointError, ConfigError
 from tilewise.core.log import warn_once
 from tilewise.core.validation import Validator, shown
 from tilewise.graph import Adapter
@@ -256,12 +256,14 @@ def load_adapter(directory: str | Path | OpenAdapter, config: ModelConfig) -> Lo
     adapter = directory if isinstance(directory, OpenAdapter) else open_adapter(directory)
     try:
         layout = lora_layout(config, adapter.config)
-    except ConfigError as error:
-        rule = "an adapter must belong to the model"
-        got = f"{str(adapter.path)!r}, of {adapter.base or 'another'}: {str(error).partition('] ')[2]}"
-        _validate.invalid("load_adapter", rule, got, "give the model that it was trained on")
+        weights = layout.weights(adapter.tensors)
+    except (CheckpointError, ConfigError) as error:
+        raise type(error)(
+            f"[models.load_adapter] an adapter must belong to the model; got {str(adapter.path)!r}, of "
+            f"{adapter.base or 'another'}: {str(error).partition('] ')[2]}; give the model that it was trained on"
+        ) from None
     _warn_of_missing_modules(adapter, config)
-    return LoadedAdapter(layout, layout.weights(adapter.tensors))
+    return LoadedAdapter(layout, weights)
 
 
 def _warn_of_missing_modules(adapter: OpenAdapter, config: ModelConfig) -> None:

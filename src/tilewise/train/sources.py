@@ -290,7 +290,8 @@ def _from_records(
         counts = train.counts
         raise ConfigError(
             f"[train.data] data must hold an example to train on; got {counts.dropped} longer than the context and "
-            f"{counts.unlabelled} without a counted label in {source.path!r}; raise the context, or give other data"
+            f"{counts.unlabelled} without a counted label in {source.path!r}; raise the context, set roles if the "
+            "file has other names for the assistant's turns, or give other data"
         )
     examples = train.finish()
     digest = hashlib.sha256()
@@ -376,6 +377,14 @@ class _Conversations:
             advice = "set message_property_mappings, for example { role = 'from', content = 'value' }"
             record.invalid("a message must have a role", keys or "an empty message", advice)
         renamed["role"] = self._names.get(role, role)
+        content = renamed.get("content")
+        if isinstance(content, list):
+            parts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
+            if len(parts) == len(content) and all(isinstance(part, str) for part in parts):
+                content = renamed["content"] = "".join(map(str, parts))
+        if content is not None and not isinstance(content, str):
+            rule = "the content of a message must be text, or a list of parts of type 'text'"
+            record.invalid(rule, shown(content, 40), "convert it to text")
         return renamed
 
     def _tools(self, record: Record) -> list[dict[str, Any]] | None:

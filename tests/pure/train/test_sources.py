@@ -149,6 +149,13 @@ def test_other_names_of_messages_and_roles(model, tmp_path):
         prepared = prepare(model, chat(tmp_path) | keys | {"path": str(tmp_path / name)})
         assert learned(prepared) == answers()
         assert prepared.digest == prepare(model, chat(tmp_path)).digest
+    in_parts = [
+        {"messages": [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]}
+        for messages in CONVERSATIONS
+    ]
+    write_lines(tmp_path / "parts.jsonl", in_parts)
+    parts = prepare(model, chat(tmp_path) | {"path": str(tmp_path / "parts.jsonl")})
+    assert parts.digest == prepared.digest
 
 
 def test_tools_are_rendered(tmp_path):
@@ -281,6 +288,10 @@ def test_long_texts_are_truncated_or_dropped(model, tmp_path, strategy):
         (
             {"messages": [{"role": "user"}]},
             "bad.jsonl:2: the chat template must render the conversation; got .* no c",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "the content of a message must be text, or a list of parts of type 'text' in bad.jsonl:2",
         ),
         ({"messages": CONVERSATIONS[1], "tools": 3}, "tools must be a list of JSON schemas in bad.jsonl:2"),
     ],
