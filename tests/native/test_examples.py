@@ -9,7 +9,13 @@ import pytest
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("[0-9]*.py"))
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+LONGEST = ("14_", "15_", "16_")  # models that train for a while
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(p, marks=[pytest.mark.slow] * p.stem.startswith(LONGEST), id=p.stem) for p in EXAMPLES],
+)
 def test_example_runs_and_is_short(path):
     """An example succeeds, writes nothing to standard error, and has fewer than 80 lines."""
     done = subprocess.run(

@@ -147,7 +147,9 @@ def test_weights_are_not_in_flight():
     assert bytes_in_flight(planned(2, 4, tied=True)) == bytes_in_flight(planned(2, 4))
 
 
-@pytest.mark.parametrize("axes", [{"fsdp": 2}, {"tp": 2}], ids=["fsdp", "tp"])
+@pytest.mark.parametrize(
+    "axes", [pytest.param({"fsdp": 2}, marks=pytest.mark.slow), {"tp": 2}], ids=["fsdp", "tp"]
+)
 def test_layers_are_divided_once(axes):
     """Near every vocabulary with which the last stage loses a layer, later passes do not divide differently."""
     divisions = set()
