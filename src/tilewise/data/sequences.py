@@ -92,6 +92,11 @@ class TextWindows(Undivided):
     def __len__(self) -> int:
         return (len(self.stream) - 1) // self.context
 
+    @property
+    def num_unused(self) -> int:
+        """Tokens at the end that no window predicts."""
+        return len(self.stream) - 1 - len(self) * self.context
+
     def row(self, index: int) -> tuple[Ids, Ids]:
         """Tokens and labels `[context]`; labels are the tokens one place on."""
         window = self.stream[index * self.context : (index + 1) * self.context + 1].astype(np.int32)

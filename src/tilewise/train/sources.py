@@ -379,7 +379,9 @@ class _Conversations:
         renamed["role"] = self._names.get(role, role)
         content = renamed.get("content")
         if isinstance(content, list):
-            parts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
+            parts = [
+                part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"
+            ]
             if len(parts) == len(content) and all(isinstance(part, str) for part in parts):
                 content = renamed["content"] = "".join(map(str, parts))
         if content is not None and not isinstance(content, str):

@@ -21,6 +21,7 @@ from tilewise.data import (
     MaskedBatches,
     PairBatches,
     Sequences,
+    TextWindows,
     special_id,
     train_tokenizer,
 )
@@ -163,6 +164,8 @@ def describe_source(source: PreparedSource) -> str:
         "longer than the context and dropped": counts.dropped,
         "without a counted label and dropped": counts.unlabelled,
     }
+    if isinstance(source.train, TextWindows):
+        rest["tokens at the end left out"] = source.train.num_unused
     words = "".join(f", {number:,} {what}" for what, number in rest.items() if number)
     return (
         f"{source.source.path}: {counts.examples:,} {noun}s in {len(source.train):,} sequences, {counts.tokens:,} "

@@ -260,6 +260,10 @@ def test_examples_without_a_counted_label_are_dropped_and_counted(model, tmp_pat
     assert (dropped.examples, dropped.dropped, dropped.unlabelled) == (3, 1, 1)
     with pytest.raises(ConfigError, match="got 0 longer than the context and 1 without a counted label"):
         prepare(model, chat(tmp_path, talks[3:4]))
+    (tmp_path / "text.txt").write_text("one two three. " * 60)
+    text = prepare(model, {"path": str(tmp_path / "text.txt")}, context=32).sources[0]
+    left_out = text.counts.tokens - 1 - 32 * len(text.train)
+    assert 0 < left_out < 32 and f"{left_out} tokens at the end left out" in describe_source(text)
 
 
 @pytest.mark.parametrize("strategy", ["truncate", "drop"])
