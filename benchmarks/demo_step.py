@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,14 +126,31 @@ def torch_step(shape: Shape, precision: str, is_compiled: bool, threads: int) ->
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1, fused=True)
     forward = torch.compile(model) if is_compiled else model
 
+    def batch(number: int) -> Iterable[np.ndarray]:
+        return batch_of(number, shape.model["vocab_size"], shape.batch)
+
+    return step_of_torch(forward, model.parameters, optimizer, batch, precision == "bf16-autocast")
+
+
+def step_of_torch(
+    forward: Callable[..., Any],
+    parameters: Callable[[], Iterable[Any]],
+    optimizer: Any,
+    batch: Callable[[int], Iterable[np.ndarray]],
+    uses_autocast: bool = False,
+) -> Callable[[int], float]:
+    """A function that does one step of a model of transformers and returns the loss. `batch` makes the
+    tokens and labels of a step.
+    """
+    import torch
+
     def step(number: int) -> float:
-        batch = batch_of(number, shape.model["vocab_size"], shape.batch)
-        tokens, labels = (torch.from_numpy(a).long() for a in batch)
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-autocast"):
+        tokens, labels = (torch.from_numpy(a).long() for a in batch(number))
+        with torch.autocast("cpu", torch.bfloat16, enabled=uses_autocast):
             logits = forward(input_ids=tokens).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         return float(loss.detach())

@@ -15,12 +15,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-from demo_step import GPT2, Contestant, take_turns
+from demo_step import GPT2, Contestant, step_of_torch, take_turns
 from figures import Figure, show
+from load_weights import SHAPES as LARGER
 from machine import machine
 from step_profile import describe
 
@@ -43,16 +44,7 @@ SMOLLM2 = {
     "max_position_embeddings": CONTEXT,
     "tie_word_embeddings": True,
 }
-LARGE = {
-    "vocab_size": 32000,
-    "hidden_size": 2048,
-    "intermediate_size": 5632,
-    "num_hidden_layers": 22,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": False,
-}  # TinyLlama-1.1B
+LARGE = {**LARGER["tinyllama"], "max_position_embeddings": 2048, "tie_word_embeddings": False}
 SHAPES = {"smollm2": SMOLLM2, "gpt2": GPT2}
 OF_BOUND, OF_WEIGHTS = 90.0, 1.25  # musts
 WARM_UP = 2
@@ -146,18 +138,10 @@ def torch_step(shape: dict[str, Any], kind: str, threads: int) -> Callable[[int]
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-4, fused=True)
 
-    def step(number: int) -> float:
-        batch = batch_of(number, shape["vocab_size"])
-        tokens, labels = (torch.from_numpy(batch[name]).long() for name in ("tokens", "labels"))
-        logits = model(input_ids=tokens).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(trained, 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        return float(loss.detach())
+    def batch(number: int) -> Iterable[np.ndarray]:
+        return batch_of(number, shape["vocab_size"]).values()
 
-    return step
+    return step_of_torch(model, lambda: trained, optimizer, batch)
 
 
 def serve(mode: str, threads: int) -> None:

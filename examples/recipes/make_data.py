@@ -40,11 +40,11 @@ def main():
     """Write all files."""
     chats, pairs = [], []
     for (thing, answer), question in product(ANSWERS.items(), QUESTIONS):
-        asked = {"role": "user", "content": question.format(thing)}
+        message = {"role": "user", "content": question.format(thing)}
         pirate = {"role": "assistant", "content": f"Ahoy! It be {answer}, me hearty."}
         plain = {"role": "assistant", "content": f"The answer is {answer}."}
-        chats.append({"messages": [asked, pirate]})
-        pairs.append({"prompt": [asked], "chosen": [pirate], "rejected": [plain]})
+        chats.append({"messages": [message, pirate]})
+        pairs.append({"prompt": [message], "chosen": [pirate], "rejected": [plain]})
     write_lines("chat.jsonl", chats)
     write_lines("pairs.jsonl", pairs)
     log = [

@@ -38,11 +38,11 @@ struct Lines {
 };
 
 /// Keys and values to prefetch while those of another head are read.
-struct Ahead {
+struct Upcoming {
   Lines k, v;
 
   template <class T>
-  static Ahead of(const T* k, const T* v, int64_t elements) {
+  static Upcoming of(const T* k, const T* v, int64_t elements) {
     const int64_t lines = divide_up(elements * static_cast<int64_t>(sizeof(T)), 64);
     return {{reinterpret_cast<const char*>(k), lines}, {reinterpret_cast<const char*>(v), lines}};
   }
@@ -58,9 +58,9 @@ struct Ahead {
 /// multiple of 16.
 template <class D, int R>
 void score_few(const uint32_t* q, const typename D::T* k, int64_t stride, int64_t count, int64_t steps, float* scores,
-               Lines& ahead) {
+               Lines& upcoming) {
   const auto pitch = stride * static_cast<int64_t>(sizeof(typename D::T));
-  const int64_t at_a_time = ahead.share(divide_up(count, 16) * steps / 16);
+  const int64_t at_a_time = upcoming.share(divide_up(count, 16) * steps / 16);
   for (int64_t first = 0; first < count; first += 16) {
     NativeF acc[R][1] = {};
     const int64_t rows = smaller(16, count - first);
@@ -70,7 +70,7 @@ void score_few(const uint32_t* q, const typename D::T* k, int64_t stride, int64_
 #pragma GCC unroll 16
       for (int i = 0; i < 16; ++i)
         words[i] = i < rows ? _mm512_loadu_si512(base + i * pitch + 4 * s) : _mm512_setzero_si512();
-      ahead.prefetch(at_a_time);
+      upcoming.prefetch(at_a_time);
       transpose16(words);
       const uint32_t* a = q + s / kBlockSteps * KvBlockShape<D>::block_words + s % kBlockSteps;
 #pragma GCC unroll 16
@@ -100,7 +100,7 @@ TILEWISE_INLINE void load_step(NativeF (&words)[2], const bf16* first, const bf1
 /// P panels of sums[panel][R][32] = sums * `scale` + R rows p of `used` factors times `count` rows of values.
 template <class D, int R, int P>
 TILEWISE_INLINE void add_panels(const uint32_t* p, const typename D::T* v, int64_t stride, int64_t count, int64_t used,
-                                const float* scale, float* sums, Lines& ahead, int64_t at_a_time) {
+                                const float* scale, float* sums, Lines& upcoming, int64_t at_a_time) {
   NativeF acc[R][P][2];
   const auto at = [sums](int r, int b, int j) { return sums + (b * kAttentionRows<D> + r) * kPanel + j * kLanes; };
 #pragma GCC unroll 8
@@ -109,7 +109,7 @@ TILEWISE_INLINE void add_panels(const uint32_t* p, const typename D::T* v, int64
       for (int j = 0; j < 2; ++j) acc[r][b][j] = fused(native_set(scale[r]), native_load(at(r, b, j)), NativeF{});
   const int64_t steps = divide_up(used, D::kPerStep);
   for (int64_t s = 0; s < steps; ++s) {
-    if (s % 4 == 0) ahead.prefetch(at_a_time);
+    if (s % 4 == 0) upcoming.prefetch(at_a_time);
     const auto* first = v + s * D::kPerStep * stride;
     const auto* second = s * D::kPerStep + D::kPerStep <= count ? first + (D::kPerStep - 1) * stride : nullptr;
 #pragma GCC unroll 2
@@ -129,35 +129,35 @@ TILEWISE_INLINE void add_panels(const uint32_t* p, const typename D::T* v, int64
 /// The same for all of a head's panels.
 template <class D, int R>
 void add_few(const uint32_t* p, const typename D::T* v, int64_t stride, int64_t count, int64_t used, int64_t panels,
-             const float* scale, float* sums, Lines& ahead) {
+             const float* scale, float* sums, Lines& upcoming) {
   constexpr int kTogether = R <= 4 ? 2 : 1;  // more independent additions, as registers permit
-  const int64_t at_a_time = ahead.share(divide_up(divide_up(used, D::kPerStep), 4) * divide_up(panels, kTogether));
+  const int64_t at_a_time = upcoming.share(divide_up(divide_up(used, D::kPerStep), 4) * divide_up(panels, kTogether));
   int64_t b = 0;
   for (; b + kTogether <= panels; b += kTogether)
     add_panels<D, R, kTogether>(p, v + b * kPanel, stride, count, used, scale, sums + b * kAttentionRows<D> * kPanel,
-                                ahead, at_a_time);
+                                upcoming, at_a_time);
   for (; b < panels; ++b)
-    add_panels<D, R, 1>(p, v + b * kPanel, stride, count, used, scale, sums + b * kAttentionRows<D> * kPanel, ahead,
+    add_panels<D, R, 1>(p, v + b * kPanel, stride, count, used, scale, sums + b * kAttentionRows<D> * kPanel, upcoming,
                         at_a_time);
 }
 
 /// For tile registers: packs a KV block of one head; its rows are a multiple of 16 words.
 template <class D>
 void pack_few(const KvBlockShape<D>& shape, uint32_t* keys, uint32_t* values, const typename D::T* k, int64_t k_stride,
-              const typename D::T* v, int64_t v_stride, int64_t count, Ahead& ahead) {
+              const typename D::T* v, int64_t v_stride, int64_t count, Upcoming& upcoming) {
   const auto pitch = k_stride * static_cast<int64_t>(sizeof(typename D::T));
-  const int64_t keys_at_a_time = ahead.k.share(divide_up(count, kLanes) * shape.dim_steps / kLanes);
-  const int64_t values_at_a_time = ahead.v.share(divide_up(count, 4 * D::kPerStep));
+  const int64_t keys_at_a_time = upcoming.k.share(divide_up(count, kLanes) * shape.dim_steps / kLanes);
+  const int64_t values_at_a_time = upcoming.v.share(divide_up(count, 4 * D::kPerStep));
   for (int64_t first = 0; first < count; first += kLanes) {
     const auto* base = reinterpret_cast<const char*>(k + first * k_stride);
     uint32_t* to = keys + first / kPanel * kPanel * shape.dim_steps + first % kPanel;
     for (int64_t s = 0; s < shape.dim_steps; s += kLanes) {
-      ahead.k.prefetch(keys_at_a_time);
+      upcoming.k.prefetch(keys_at_a_time);
       transpose_words(to + s * kPanel, kPanel, base + 4 * s, pitch, smaller(kLanes, count - first), kLanes);
     }
   }
   for (int64_t t = 0; t < count; t += D::kPerStep, values += kPanel) {
-    if (t % (4 * D::kPerStep) == 0) ahead.v.prefetch(values_at_a_time);
+    if (t % (4 * D::kPerStep) == 0) upcoming.v.prefetch(values_at_a_time);
     const auto* first = v + t * v_stride;
     const auto* second = t + 1 < count ? first + v_stride : nullptr;
     for (int64_t p = 0; p < shape.dim_panels; ++p) {

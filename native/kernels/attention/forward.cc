@@ -58,8 +58,8 @@ struct KvRows {
     return {v + place(position, head, v_stride), v_stride};
   }
   /// The memory of `count` positions whose rows are contiguous.
-  Ahead ahead(int64_t position, int64_t head, int64_t count, int64_t dim) const {
-    return Ahead::of(k + place(position, head, k_stride), v + place(position, head, v_stride), count * dim);
+  Upcoming upcoming(int64_t position, int64_t head, int64_t count, int64_t dim) const {
+    return Upcoming::of(k + place(position, head, k_stride), v + place(position, head, v_stride), count * dim);
   }
   /// Prefetches rows: a few lines of each of many, which the hardware prefetcher misses.
   void prefetch(int64_t position, int64_t head, int64_t count, int64_t dim) const {
@@ -94,11 +94,11 @@ struct Int8Rows {
   HeadRows<T> values(int64_t position, int64_t head, int64_t count, int64_t dim, T* scratch) const {
     return expanded(v, position, head, count, dim, scratch);
   }
-  Ahead ahead(int64_t position, int64_t head, int64_t count, int64_t dim) const {
-    return Ahead::of(codes(k, position, head, dim), codes(v, position, head, dim), count * dim);
+  Upcoming upcoming(int64_t position, int64_t head, int64_t count, int64_t dim) const {
+    return Upcoming::of(codes(k, position, head, dim), codes(v, position, head, dim), count * dim);
   }
   void prefetch(int64_t position, int64_t head, int64_t count, int64_t dim) const {
-    ahead(position, head, count, dim).prefetch_all();
+    upcoming(position, head, count, dim).prefetch_all();
   }
 
  private:
@@ -194,7 +194,7 @@ class Forward {
 
   /// `following`: memory that is read after this call.
   void run(const Tile<T>& out, const Tile<float>& lse, const Tile<const T>& q, const Kv& kv, const QueryRun& run,
-           Ahead following = {}) {
+           Upcoming following = {}) {
     if constexpr (kFewQueries<D> > 0)
       if (run.count * h_.heads <= kFewQueries<D> * h_.kv_heads && h_.dim % kPanel == 0 && h_.kv_heads <= num_blocks_) {
         run_few({out, lse, q, run, 0, 0, run.count}, kv, following);
@@ -250,7 +250,7 @@ class Forward {
 
   /// For few rows. Visits all heads of a KV block before the next block, the order in which they are stored, so that
   /// memory is read in runs; the next head is prefetched. Head h uses the state of block h.
-  void run_few(Pass pass, const Kv& kv, const Ahead& following) {
+  void run_few(Pass pass, const Kv& kv, const Upcoming& following) {
 #if defined(__AVX512BW__)
     const int64_t group = h_.heads / h_.kv_heads, rows = group * pass.count, width = sizeof(T);
     look(pass, 0, rows);
@@ -259,11 +259,11 @@ class Forward {
     for (int64_t kv_block = sight_.lowest; kv_block <= last; kv_block += kKvBlock) {
       const int64_t count = smaller(kKvBlock, last + 1 - kv_block), next = kv_block + kKvBlock;
       for (pass.kv_head = 0; pass.kv_head < h_.kv_heads; ++pass.kv_head) {
-        Ahead ahead = following;
+        Upcoming upcoming = following;
         if (pass.kv_head + 1 < h_.kv_heads) {
-          ahead = kv.ahead(kv_block, pass.kv_head + 1, count, h_.dim);
+          upcoming = kv.upcoming(kv_block, pass.kv_head + 1, count, h_.dim);
         } else if (next <= last) {
-          ahead = kv.ahead(next, 0, smaller(kKvBlock, last + 1 - next), h_.dim);
+          upcoming = kv.upcoming(next, 0, smaller(kKvBlock, last + 1 - next), h_.dim);
         }
         pack_queries(pass, 0, rows);
         const HeadRows<T> k = kv.keys(kv_block, pass.kv_head, count, h_.dim, expanded_[0]);
@@ -271,13 +271,13 @@ class Forward {
         if constexpr (kGroupOf<typename D::Dot> > 1) {
           const int64_t slot = kv_block % kSpan / kKvBlock;
           pack_few(shape_, k_panels_ + slot * k_words_, v_panels_ + slot * v_words_, k.first, k.stride, v.first,
-                   v.stride, count, ahead);
+                   v.stride, count, upcoming);
           run_kv_blocks(pass.kv_head, rows, kv_block, count);
         } else {
-          Few<D>::kScore[rows - 1](q_, k.first, k.stride, count, shape_.dim_steps, scores_, ahead.k);
+          Few<D>::kScore[rows - 1](q_, k.first, k.stride, count, shape_.dim_steps, scores_, upcoming.k);
           softmax_kv_block(pass.kv_head, rows, kv_block, count, 0);
           Few<D>::kAdd[rows - 1](p_, v.first, v.stride, count, count, shape_.dim_panels, correction_,
-                                 sums_ + pass.kv_head * block_floats_, ahead.v);
+                                 sums_ + pass.kv_head * block_floats_, upcoming.v);
         }
       }
     }
@@ -542,13 +542,13 @@ void run_paged(const Kernel& call, int64_t width, const MakeRows& rows_of) {
     int64_t end = row + 1;
     while (end < call.out.rows && *call.sequence.row(end) == own) ++end;
     const RowsOf<T> kv = rows_of_sequence(own);
-    Ahead following;  // the next sequence's first KV block, which the hardware prefetcher misses
+    Upcoming following;  // the next sequence's first KV block, which the hardware prefetcher misses
     if (end < call.out.rows) {
       const int64_t last = *call.positions.row(end);
       int64_t kv_block = call.window > 0 ? larger(int64_t{0}, last + 1 - call.window) : 0;
       kv_block -= kv_block % kKvBlock;
       following = rows_of_sequence(*call.sequence.row(end))
-                      .ahead(kv_block, 0, smaller(kKvBlock, last + 1 - kv_block), call.head_dim);
+                      .upcoming(kv_block, 0, smaller(kKvBlock, last + 1 - kv_block), call.head_dim);
     }
     forward.run(call.out, {}, call.q, kv, {row, end - row, call.positions.row(row), call.positions.stride, 0},
                 following);

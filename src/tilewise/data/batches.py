@@ -20,7 +20,7 @@ from tilewise.core import Validator, shown
 from tilewise.data.examples import IGNORED
 from tilewise.data.sequences import Sequences
 
-__all__ = ["Batches"]
+__all__ = ["Batches", "DerivedBatches"]
 
 _MOST = (1 << 63) - 1
 _BLOCK = 1 << 16  # sequences whose sources are chosen at once
@@ -156,3 +156,24 @@ class Batches:
 
 def _generator(seed: int, word: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=np.array([seed, word], np.uint64)))
+
+
+@dataclass(frozen=True)
+class DerivedBatches:
+    """Base of batches that are made from the sequences of others.
+
+    Args:
+        batches: decides the order.
+    """
+
+    batches: Batches
+
+    @property
+    def batch(self) -> int:
+        """Sequences, or pairs, per step."""
+        return self.batches.batch
+
+    @property
+    def num_windows(self) -> int:
+        """Sequences, or pairs, of all sources."""
+        return self.batches.num_windows

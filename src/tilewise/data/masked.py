@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core import Validator
-from tilewise.data.batches import Batches
+from tilewise.data.batches import DerivedBatches
 from tilewise.data.examples import IGNORED
 
 __all__ = ["MaskedBatches"]
@@ -22,7 +22,7 @@ _validate = Validator("data")
 
 
 @dataclass(frozen=True)
-class MaskedBatches:
+class MaskedBatches(DerivedBatches):
     """Training batches for an encoder.
 
     Args:
@@ -32,7 +32,6 @@ class MaskedBatches:
         percent: share of tokens that are predicted.
     """
 
-    batches: Batches
     mask: int
     vocab_size: int
     percent: float = 15.0
@@ -41,16 +40,6 @@ class MaskedBatches:
         vocab_size = _validate.integer("masked", "vocab_size", self.vocab_size, 1, _MOST)
         _validate.integer("masked", "mask", self.mask, 0, vocab_size - 1)
         _validate.number("masked", "percent", self.percent, 0.0, 100.0)
-
-    @property
-    def batch(self) -> int:
-        """Sequences per step."""
-        return self.batches.batch
-
-    @property
-    def num_windows(self) -> int:
-        """Sequences of all sources."""
-        return self.batches.num_windows
 
     def at(self, step: int) -> dict[str, NDArray[np.int32]]:
         """Tokens, token_types and labels `[batch, longest]` and lengths `[batch]` of a step."""

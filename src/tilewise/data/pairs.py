@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.data.batches import Batches
+from tilewise.data.batches import DerivedBatches
 from tilewise.data.examples import IGNORED, Examples, Ids
 from tilewise.data.sequences import Undivided
 
@@ -49,7 +49,7 @@ class PairedExamples(Undivided):
 
 
 @dataclass(frozen=True)
-class PairBatches:
+class PairBatches(DerivedBatches):
     """Training batches of pairs.
 
     Args:
@@ -59,19 +59,8 @@ class PairBatches:
             sequences; None for zeros, as long as they are not known.
     """
 
-    batches: Batches
     has_lengths: bool = False
     reference: NDArray[np.float32] | None = None
-
-    @property
-    def batch(self) -> int:
-        """Pairs per step."""
-        return self.batches.batch
-
-    @property
-    def num_windows(self) -> int:
-        """Pairs of all sources."""
-        return self.batches.num_windows
 
     def at(self, step: int) -> dict[str, NDArray[Any]]:
         """The batch of a step; see `batch_of`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
@@ -12,8 +11,8 @@ from tilewise.formats import FORMATS
 __all__ = ["formats_in_training", "plan_in_formats"]
 
 T = TypeVar("T")
-# Weights whose input gradients are one sum: all of them are quantised or none.
-_TOGETHER = re.compile(r"(.*\.)(?:([qkv])_proj|(gate|up)_proj)\.weight")
+# Weights that read one tensor. Its gradient is one product with all of them, so they are quantised together or not.
+_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 def formats_in_training(formats: Mapping[str, str], trained: frozenset[str]) -> dict[str, str]:
@@ -23,18 +22,16 @@ def formats_in_training(formats: Mapping[str, str], trained: frozenset[str]) -> 
         formats: of the quantised weights, by name.
         trained: names of parameters that are trained themselves, in bf16.
     """
-    stored = {name: form for name, form in formats.items() if name not in trained}
-    groups: dict[str, list[str]] = {}
-    for name in stored:
-        if (match := _TOGETHER.fullmatch(name)) is not None:
-            groups.setdefault(f"{match[1]}{'attention' if match[2] else 'mlp'}", []).append(name)
-    odd = {
-        name
-        for group, names in groups.items()
-        if len(names) < 2 + group.endswith("attention")
-        for name in names
-    }
-    return {name: form for name, form in stored.items() if name not in odd}
+    frozen = {name: form for name, form in formats.items() if name not in trained}
+
+    def is_complete(name: str) -> bool:
+        for group in _TOGETHER:
+            for member in group:
+                if f".{member}." in name:
+                    return all(name.replace(member, other) in frozen for other in group)
+        return True
+
+    return {name: form for name, form in frozen.items() if is_complete(name)}
 
 
 def plan_in_formats(

@@ -1,7 +1,7 @@
 """Runs on pairs: the log-probabilities of the reference model, and figures about rewards.
 
 The reference is the model before its first step. Its log-probabilities are computed once, by the
-forward pass of the training graph, and kept in a file of the run's output. A resumed run reads this
+forward pass of the training graph, and stored in a file of the run's output. A resumed run reads this
 file; if it is damaged or missing, they are computed again from the initial weights.
 """
 

@@ -9,10 +9,10 @@ file and line, and is raised before any training. Tokens and masks are those of 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Encoder", "PreparedSource", "prepare_source", "read_corpus", "training_texts"]
 
+_T = TypeVar("_T")
 _BATCH = 256  # records that are rendered and encoded together
 Spans = Sequence[tuple[int, int]]
 Ids = NDArray[np.int32]
@@ -191,33 +192,58 @@ def _from_pairs(
     evaluates: bool,
 ) -> PreparedSource:
     """The pairs of a source. A pair whose sequences do not both fit is truncated or dropped as one."""
-    encode_records = _Preferences(source, encoder)
     train, held_out = _PairList(data.context + 1, source), _PairList(data.context + 1, source)
-    records, num_done = _records(source), 0
-    while batch := list(islice(records, _BATCH)):
-        for (record, is_for_training), pair in zip(batch, encode_records([r for r, _ in batch])):
-            for ids, _ in pair:
-                beyond = ids[ids >= encoder.vocab_size][:1].tolist()
-                where = f"the training data ({record.place})"
-                check_token_ids(encoder.tokenizer, beyond, encoder.vocab_size, where)
-            if is_for_training or evaluates:
-                (train if is_for_training else held_out).add(pair)
-        num_done += len(batch)
-        show(num_done, 0)
-    if not train.counts.examples:
-        counts = train.counts
-        raise ConfigError(
-            f"[train.data] data must hold a pair to train on; got {counts.dropped} longer than the context and "
-            f"{counts.unlabelled} without a counted label in {source.path!r}; raise the context, or give other data"
-        )
+    for record, is_for_training, pair in _encoded(source, _Preferences(source, encoder), show):
+        for ids, _ in pair:
+            _check_ids(encoder, record, ids)
+        if is_for_training or evaluates:
+            (train if is_for_training else held_out).add(pair)
+    _require_some(train.counts, source, "a pair")
+    rest = PairedExamples(held_out.finish()) if held_out.counts.examples else None
     examples = train.finish()
+    return _prepared(source, examples, PairedExamples(examples), rest, train.counts)
+
+
+def _encoded(
+    source: DataSource, encode: Callable[[list[Record]], Iterable[_T]], show: Callable[[int, int], None]
+) -> Iterator[tuple[Record, bool, _T]]:
+    """The records of a source, whether each is for training, and what `encode` makes of it. Records
+    are encoded in groups.
+    """
+    records, num_done = _records(source), 0
+    while group := list(islice(records, _BATCH)):
+        for (record, is_for_training), encoded in zip(group, encode([r for r, _ in group])):
+            yield record, is_for_training, encoded
+        num_done += len(group)
+        show(num_done, 0)
+
+
+def _check_ids(encoder: Encoder, record: Record, ids: Ids) -> None:
+    beyond = ids[ids >= encoder.vocab_size][:1].tolist()
+    check_token_ids(encoder.tokenizer, beyond, encoder.vocab_size, f"the training data ({record.place})")
+
+
+def _require_some(counts: ExampleCounts, source: DataSource, what: str) -> None:
+    """Raise ConfigError if there is nothing to train on."""
+    if not counts.examples:
+        raise ConfigError(
+            f"[train.data] data must hold {what} to train on; got {counts.dropped} longer than the context and "
+            f"{counts.unlabelled} without a counted label in {source.path!r}; raise the context, set roles if the "
+            "file has other names for the assistant's turns, or give other data"
+        )
+
+
+def _prepared(
+    source: DataSource,
+    examples: Examples,
+    train: Sequences,
+    held_out: Sequences | None,
+    counts: ExampleCounts,
+) -> PreparedSource:
     digest = hashlib.sha256()
     for array in (examples.tokens, examples.labels, examples.ends):
         digest.update(array.tobytes())
-    rest = PairedExamples(held_out.finish()) if held_out.counts.examples else None
-    return PreparedSource(
-        source, PairedExamples(examples), rest, train.counts, Corpus((), ()), digest.hexdigest()
-    )
+    return PreparedSource(source, train, held_out, counts, Corpus((), ()), digest.hexdigest())
 
 
 class _PairList:
@@ -262,45 +288,26 @@ def _from_records(
     # without packing, the last token of an example is only predicted
     most = data.context + 1 if data.is_padded else data.context
     train, held_out = (ExampleList(most, source.excess_length_strategy) for _ in range(2))
-    encode_records = _ENCODERS[source.type](source, encoder)
     first_held_out: tuple[Ids, Ids] | None = None
-    records, num_done = _records(source), 0
-    while batch := list(islice(records, _BATCH)):
-        for (record, is_for_training), (ids, labels) in zip(batch, encode_records([r for r, _ in batch])):
-            check_token_ids(
-                encoder.tokenizer,
-                ids[ids >= encoder.vocab_size][:1].tolist(),
-                encoder.vocab_size,
-                f"the training data ({record.place})",
-            )
-            if is_for_training:
-                train.add(ids, labels)
-            elif first_held_out is None:
-                first_held_out = ids, labels
-            elif evaluates:
-                held_out.add(ids, labels)
-        num_done += len(batch)
-        show(num_done, 0)
+    for record, is_for_training, (ids, labels) in _encoded(
+        source, _ENCODERS[source.type](source, encoder), show
+    ):
+        _check_ids(encoder, record, ids)
+        if is_for_training:
+            train.add(ids, labels)
+        elif first_held_out is None:
+            first_held_out = ids, labels
+        elif evaluates:
+            held_out.add(ids, labels)
     if first_held_out is not None:  # it is for training if the hash held out all of a few records
         if not train.counts.examples and source.validation_path is None:
             train.add(*first_held_out)
         elif evaluates:
             held_out.add(*first_held_out)
-    if not train.counts.examples:
-        counts = train.counts
-        raise ConfigError(
-            f"[train.data] data must hold an example to train on; got {counts.dropped} longer than the context and "
-            f"{counts.unlabelled} without a counted label in {source.path!r}; raise the context, set roles if the "
-            "file has other names for the assistant's turns, or give other data"
-        )
-    examples = train.finish()
-    digest = hashlib.sha256()
-    for array in (examples.tokens, examples.labels, examples.ends):
-        digest.update(array.tobytes())
+    _require_some(train.counts, source, "an example")
     rest = _of_examples(held_out.finish(), data) if held_out.counts.examples else None
-    return PreparedSource(
-        source, _of_examples(examples, data), rest, train.counts, Corpus((), ()), digest.hexdigest()
-    )
+    examples = train.finish()
+    return _prepared(source, examples, _of_examples(examples, data), rest, train.counts)
 
 
 def _of_examples(examples: Examples, data: DataSection) -> Sequences:

@@ -268,8 +268,8 @@ class OptimizerSection(_Section):
     def _known_scheduler(cls, name: str | None) -> str | None:
         if name is None or name in SCHEDULERS:
             return name
-        near = nearest(name, SCHEDULERS)
-        advice = "choose one" if near is None else f"did you mean {near}?"
+        suggestion = nearest(name, SCHEDULERS)
+        advice = "choose one" if suggestion is None else f"did you mean {suggestion}?"
         if name in ("reduce_lr_on_plateau", "greedy"):
             advice = "its rate depends on evaluations, which a schedule must not; choose another"
         raise _WrongValue(f"must be one of {', '.join(SCHEDULERS)}, got {shown(name)}", advice)

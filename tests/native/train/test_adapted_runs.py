@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
-from small_run import make_config, run, silent, write_texts
+from small_run import MODEL, make_config, run, silent, write_texts
 
 from support.quantised_layers import gptq
 from tilewise import models
@@ -21,16 +21,7 @@ from tilewise.train.train_config import load_config
 from tilewise.train.trainer import make_plan
 
 LORA = {"r": 4, "alpha": 8.0, "dropout": 0.2, "target_modules": "all-linear"}
-BASE = {
-    "model_type": "llama",
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "eos_token_id": 0,
-}
+BASE = {**MODEL, "model_type": "llama", "eos_token_id": 0}
 
 
 @pytest.fixture(scope="module")

@@ -122,7 +122,7 @@ def test_weights_are_shares_of_sequences():
 
 
 def test_without_weights_sources_are_joined():
-    """An epoch has every sequence of every source once; a batch is as wide as asked, or as its longest row."""
+    """An epoch has every sequence of every source once; a batch has the given width, or that of its longest row."""
     own = PaddedExamples(examples([3, 8, 5]).finish())
     joined = Batches([*sources([4, 7]), own], 7, 3, padding=9)
     assert joined.num_windows == 14

@@ -121,11 +121,11 @@ def test_peft_selects_the_same_modules():
             base = transformers.AutoModelForCausalLM.from_config(theirs)
         linear = [n for n in names if "norm" not in n and "ln" not in n]
         for _ in range(40):
-            pick = lambda of, most: tuple(rng.choice(of, rng.integers(1, most + 1), replace=False).tolist())  # noqa: E731
-            targets = ["all-linear", pick(linear, 3), f".*({'|'.join(pick(linear, 2))})"][rng.integers(3)]
-            excluded = pick(linear[:2], 1) if rng.random() < 0.3 else None
-            saved = pick(names[-2:], 1) if rng.random() < 0.3 else ()
-            ranks, alphas = {n: int(rng.integers(1, 9)) for n in pick(linear, 1)}, {pick(linear, 1)[0]: 3}
+            some = lambda of, most: tuple(rng.choice(of, rng.integers(1, most + 1), replace=False).tolist())  # noqa: E731
+            targets = ["all-linear", some(linear, 3), f".*({'|'.join(some(linear, 2))})"][rng.integers(3)]
+            excluded = some(linear[:2], 1) if rng.random() < 0.3 else None
+            saved = some(names[-2:], 1) if rng.random() < 0.3 else ()
+            ranks, alphas = {n: int(rng.integers(1, 9)) for n in some(linear, 1)}, {some(linear, 1)[0]: 3}
             own = {"r": 4, "exclude_modules": excluded, "rank_pattern": ranks, "alpha_pattern": alphas,
                    "modules_to_save": saved, "use_rslora": bool(rng.integers(2))}  # fmt: skip
             try:
@@ -150,3 +150,11 @@ def test_peft_selects_the_same_modules():
                     a = stored[f"{name}.lora_A.weight"].parameters[0][0]
                     scales = {x.scale for n, x in layout.adapters.items() if x.names(n)[0] == a}
                     assert [*scales] == [pytest.approx(module.scaling["default"])]
+
+
+def test_weights_that_read_one_tensor_are_quantised_together():
+    """A layer whose v_proj is in bf16 or trained has q_proj and k_proj in bf16, too."""
+    names = [f"layers.{i}.self_attn.{n}_proj.weight" for i in range(2) for n in "qkvo"]
+    formats = dict.fromkeys([*names, "layers.0.mlp.up_proj.weight", "embed_tokens.weight"], "q4_k")
+    stays = models.formats_in_training(formats, frozenset({"layers.1.self_attn.v_proj.weight"}))
+    assert list(stays) == [*names[:4], "layers.1.self_attn.o_proj.weight", "embed_tokens.weight"]

@@ -16,7 +16,7 @@ from tilewise.ir.lowering import Lowering, Ref
 from tilewise.ir.op import Bounds, Gradients, Op, Partial, Specs, operand, register, result
 from tilewise.ir.tape import Tape
 
-__all__ = ["CrossEntropy", "emit_row_losses"]
+__all__ = ["CrossEntropy", "emit_row_losses", "label_bounds"]
 
 
 @register
@@ -42,8 +42,7 @@ class CrossEntropy(Op):
     sums: int = result("...", dtype="f32", storage="scalars")
 
     def index_bounds(self, spec: Specs) -> dict[str, Bounds]:
-        """Labels are columns of the logits, or the value of labels that are not counted."""
-        return {"labels": (0, spec(self.logits).shape[-1], self.ignore_index)}
+        return label_bounds(self, spec)
 
     def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
         """Every row's share times dy."""
@@ -88,6 +87,11 @@ class _Classifies(Protocol):
     def stats(self) -> int: ...
     @property
     def sums(self) -> int: ...
+
+
+def label_bounds(op: _Classifies, spec: Specs) -> dict[str, Bounds]:
+    """Labels are columns of the logits, or the value of labels that are not counted."""
+    return {"labels": (0, spec(op.logits).shape[-1], op.ignore_index)}
 
 
 def emit_row_losses(op: _Classifies, low: Lowering, rows: int | Ref) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from tilewise.core.errors import PlanError
 from tilewise.graph.ops.common import incoming
-from tilewise.graph.ops.loss import emit_row_losses
+from tilewise.graph.ops.loss import emit_row_losses, label_bounds
 from tilewise.ir.lowering import Lowering
 from tilewise.ir.op import Bounds, Gradients, Op, Partial, Specs, operand, register, result
 from tilewise.ir.tape import Tape
@@ -40,8 +40,7 @@ class SequenceLogProbs(Op):
     sums: int = result("b s", dtype="f32", storage="scalars")
 
     def index_bounds(self, spec: Specs) -> dict[str, Bounds]:
-        """Labels are columns of the logits, or the value of labels that are not counted."""
-        return {"labels": (0, spec(self.logits).shape[-1], self.ignore_index)}
+        return label_bounds(self, spec)
 
     def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
         """That of the cross-entropy of a sequence's rows, times -dy of the sequence."""
