@@ -29,11 +29,17 @@ struct StepLayout {
   int per_step;  // elements
   int group;     // in steps: ranges begin and are cut at multiples of it
   int64_t block_words;  // of kBlockSteps steps of row-major A
+  int64_t panel_step = kPanel;  // words of a step of a packed panel
+  // Ranges are cut where elements along k are multiples of `group` steps, not where they are counted from the range's
+  // begin. A group has elements of one range only.
+  bool keeps_groups = false;
 
   template <class D>
   static constexpr StepLayout of(ALayout layout) {
     return {layout, D::kPerStep, kGroupOf<typename D::Dot>, kRowsOf<typename D::Dot> * kRowStride};
   }
+  /// The step of its group that an element is in.
+  int64_t step_in_group(int64_t element) const { return keeps_groups ? element / per_step % group : 0; }
 };
 
 /// Segments, copies and windows of one contraction, in scratch.
@@ -43,7 +49,7 @@ class Blocking {
   Blocking(Carver& carver, const StepLayout& layout, int64_t most_steps, bool direct, int64_t total_steps,
            int64_t num_ranges)
       : layout_(layout), direct_(direct) {
-    total_steps += (layout.group - 1) * num_ranges;
+    total_steps += (layout.keeps_groups ? 2 : 1) * (layout.group - 1) * num_ranges;
     const int64_t least = larger(int64_t{1}, divide_up(total_steps, most_steps));
     window_steps_ = larger(kBlockSteps, round_up(divide_up(total_steps, least), kBlockSteps));
     const int64_t cuts = total_steps / kBlockSteps + 1;
@@ -55,15 +61,16 @@ class Blocking {
 
   /// Adds elements [begin, end) of a term to the current k split.
   void add(int32_t term, int64_t begin, int64_t end) {
-    position_ = round_up(position_, layout_.group);
+    position_ = round_up(position_, layout_.group) + layout_.step_in_group(begin);
     while (begin < end) {
       if (position_ == window_steps_) open_window(true);
       int64_t steps = smaller(divide_up(end - begin, layout_.per_step), window_steps_ - position_);
       if (layout_.layout == ALayout::kRows) steps = smaller(steps, kBlockSteps - position_ % kBlockSteps);
       const int64_t next = smaller(end, begin + steps * layout_.per_step);
       const int64_t a = word_of(position_);
-      add_copy({begin, next, a, position_ * kPanel, term});
-      const int64_t b = direct_ ? begin / layout_.per_step * kPanel : position_ * kPanel;
+      const int64_t packed = position_ * layout_.panel_step;
+      add_copy({begin, next, a, packed, term});
+      const int64_t b = direct_ ? begin / layout_.per_step * kPanel : packed;
       segments[num_segments_++] = {a, b, -1, term, static_cast<int32_t>(steps), 0, 0, 0};
       position_ += steps;
       begin = next;
@@ -105,7 +112,8 @@ class Blocking {
   void add_copy(const Copy& c) {
     if (num_copies_ > windows[num_windows - 1].first_copy) {
       Copy& last = copies[num_copies_ - 1];
-      const bool whole = (last.end - last.begin) % (layout_.per_step * layout_.group) == 0;
+      const bool whole = (last.end - last.begin) % (layout_.per_step * layout_.group) == 0 &&
+                         layout_.step_in_group(last.begin) == 0;
       const bool joined = layout_.layout != ALayout::kRows || position_ % kBlockSteps != 0;
       if (last.term == c.term && last.end == c.begin && whole && joined) {
         last.end = c.end;

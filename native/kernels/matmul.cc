@@ -266,9 +266,36 @@ template <class D>
 struct QuantisedProduct : QuantisedBlocks<D> {
   const QuantisedFormat* format;
 
+  using Type = D;
+
   void prepare(const MatmulQuantisedKernel& call) {
     format = &kFormats[call.format];
     this->blocks = call.w;
+  }
+};
+
+/// What products by group (quantised/grouped.h) have in common.
+template <class Base>
+struct GroupedProduct : Base {
+  static constexpr StepLayout layout() {
+    StepLayout layout = StepLayout::of<typename Base::Type>(Base::kLayout);
+    layout.group = kGroupSteps;
+    layout.panel_step = panel_step_of<Base>();
+    layout.keeps_groups = true;
+    return layout;
+  }
+  /// Copies are never longer than the 128 steps after which a packed row has sums.
+  template <class Start>
+  void pack_blocks(uint32_t* to, int64_t words, int64_t block, int64_t end, const Start& start, const Copy& c) {
+    Base::pack_blocks(to, words, block, end, start, c);
+    if (!this->format->grouped.has_minimum) return;
+    const int64_t first = c.a % kRowStride, last = first + divide_up(c.end - c.begin, 2);
+    for (; block < end; ++block, to += words)
+      for (int64_t r = 0; r < start(block + 1) - start(block); ++r) {
+        uint32_t* row = to - first + r * kRowStride;
+        for (int64_t group = first - first % kGroupSteps; group < last; group += kGroupSteps)
+          row[word_of_group(group)] = bits_of<uint32_t>(sum_of_group(row + group, first - group, last - group));
+      }
   }
 };
 
@@ -377,6 +404,115 @@ struct QuantisedBlock : QuantisedOnce<D> {
   }
 };
 
+/// Codes of a few panels at a time, and their scales, are in L2.
+template <class D>
+struct GroupedPanels : QuantisedProduct<D> {
+  using Dot = typename D::Dot;
+  static constexpr bool kPacksPanels = true;
+  static constexpr int64_t kPanelStep = kGroupedStep;
+  GroupedPanels() { this->max_group = kPanelsAtATime; }
+  static int64_t most_steps(int64_t, int64_t) { return kWindowSteps; }
+
+  void pack_panels(uint32_t* to, int64_t words, int64_t first, int64_t count, const Copy& c) {
+    to -= c.begin / 2 % kGroupSteps * kPanelStep;
+    for (int64_t p = 0; p < count; ++p)
+      this->format->grouped.expand_codes(this->panel(c.term, first + p), this->format->block, c.begin, c.end,
+                                         to + p * words);
+  }
+
+  void multiply(int64_t rows, const MicroArgs& call) const {
+    const MicroFn micro = micro_for<Dot, ALayout::kRows>(rows);
+    if (call.num_segments == 0) return micro(call);
+    alignas(64) float totals[kRowsOf<Dot> * kPanel];
+    restart(totals, call.init, rows);
+    MicroArgs fold = call;
+    fold.init = totals;
+    fold.num_segments = 1;
+    fold.every_ahead = fold.every_piece = INT32_MAX;
+    for (const Segment* s = call.segments; s != call.segments + call.num_segments; ++s) {
+      const bool is_last = s + 1 == call.segments + call.num_segments;
+      add_products(rows, call, *s, micro, totals);
+      if (!s->ends && !is_last) continue;
+      Segment end = *s;
+      end.steps = 0;
+      fold.segments = &end;
+      fold.out = is_last ? call.out : nullptr;
+      for (int i = 0; i < 2; ++i) fold.expected[i] = is_last ? call.expected[i] : Rows{};
+      micro(fold);
+      fold.stack += (s->push - s->pops) * rows * kPanel;
+      restart(totals, nullptr, rows);
+    }
+  }
+
+ private:
+  static void restart(float* totals, const float* from, int64_t rows) {
+    for (int64_t i = 0; i < rows * kPanel; i += kLanes) store(totals + i, from ? load(from + i) : set(0.0f));
+  }
+
+  /// Adds the products of a segment, group by group.
+  void add_products(int64_t rows, const MicroArgs& call, const Segment& s, MicroFn micro, float* totals) const {
+    alignas(64) float sums[kRowsOf<Dot> * kPanel];
+    const uint32_t* words = nullptr;
+    Segment part = {};
+    part.addend = -1;
+    MicroArgs product = {};
+    product.a = call.a;
+    product.b = &words;
+    product.segments = &part;
+    product.num_segments = 1;
+    product.out = sums;
+    product.rows = rows;
+    for (int64_t step = s.b / kPanelStep, end = step + s.steps; step < end; step += part.steps) {
+      const int64_t in_group = step % kGroupSteps;
+      const uint32_t* group = call.b[s.term] + (step - in_group) * kPanelStep;
+      words = group + in_group * kPanel;
+      part.a = s.a + step - s.b / kPanelStep;
+      part.steps = static_cast<int32_t>(smaller(kGroupSteps - in_group, end - step));
+      micro(product);
+      add(rows, sums, reinterpret_cast<const float*>(group + kGroupSteps * kPanel), call.a, word_of_group(part.a), totals);
+    }
+  }
+
+  void add(int64_t rows, const float* sums, const float* scales, const uint32_t* a, int64_t at, float* totals) const {
+    const auto& of = this->format->grouped;
+    if (!of.has_minimum) return add_as<false, false>(rows, sums, scales, a, at, totals);
+    of.is_zero_point ? add_as<true, true>(rows, sums, scales, a, at, totals)
+                     : add_as<true, false>(rows, sums, scales, a, at, totals);
+  }
+  template <bool HasMinimum, bool IsZeroPoint>
+  static void add_as(int64_t rows, const float* sums, const float* scales, const uint32_t* a, int64_t at,
+                     float* totals) {
+    Lanes d[2], m[2] = {};
+    for (int j = 0; j < 2; ++j) {
+      d[j] = load(scales + j * kLanes);
+      if constexpr (HasMinimum) m[j] = load(scales + kPanel + j * kLanes);
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+      const Lanes x = HasMinimum ? set(bits_of<float>(word_of_rows(a, at + r * kRowStride))) : Lanes{};
+      for (int j = 0; j < 2; ++j) {
+        const int64_t i = r * kPanel + j * kLanes;
+        store(totals + i,
+              add_group<HasMinimum, IsZeroPoint>(load(totals + i), load(sums + i), d[j], m[j], x));
+      }
+    }
+  }
+  /// A word of packed rows, which may be in two halves.
+  static uint32_t word_of_rows(const uint32_t* a, int64_t at) {
+    if constexpr (kWordsOf<Dot> == 1) return a[at];
+    return a[2 * at] | a[2 * at + 1] >> 16;
+  }
+};
+template <class D>
+struct GroupedForward : GroupedProduct<GroupedPanels<D>> {};
+
+/// For few rows: codes stay in registers.
+template <class D>
+struct GroupedRows : GroupedProduct<QuantisedOnce<D>> {
+  void multiply(int64_t rows, const MicroArgs& call) const {
+    this->format->grouped.few[rows - 1](call, this->format->block);
+  }
+};
+
 template <template <class> class Op, class D, class Kernel>
 void run_weight_product(const Kernel& call, bool transposed = false) {
   const int64_t num_terms = call.num_terms, num_k_splits = call.num_k_splits;
@@ -402,8 +538,10 @@ void run_weight_product(const Kernel& call, bool transposed = false) {
   for (int64_t i = 0; i < num_k_splits * num_terms; ++i)
     total += divide_up(larger(int64_t{0}, ranges[2 * i + 1] - ranges[2 * i]), D::kPerStep);
   Carver carver(call.scratch);
-  Blocking blocking(carver, StepLayout::of<D>(Op<D>::kLayout), Op<D>::most_steps(op.rows, total), !Op<D>::kPacksPanels,
-                    total, num_k_splits * num_terms);
+  StepLayout layout = StepLayout::of<D>(Op<D>::kLayout);
+  if constexpr (requires { Op<D>::layout(); }) layout = Op<D>::layout();
+  Blocking blocking(carver, layout, Op<D>::most_steps(op.rows, total), !Op<D>::kPacksPanels, total,
+                    num_k_splits * num_terms);
   add_splits(blocking, num_k_splits, num_terms, range);
   run_product(op, blocking, carver);
 }
@@ -424,14 +562,17 @@ void MatmulKernel<D>::run() const {
 }
 
 template <class D>
-void run_in_registers(const MatmulQuantisedKernel& call) {
-  if constexpr (kRegisterRows > 0) run_weight_product<QuantisedRows, D>(call);
+void run_in_registers(const MatmulQuantisedKernel& call, bool by_group) {
+  if constexpr (kRegisterRows > 0)
+    by_group ? run_weight_product<GroupedRows, D>(call) : run_weight_product<QuantisedRows, D>(call);
 }
 
 // kernel matmul_quantised  bf16
 //   out out:dt|f32[m n]
 //   in residual?[_ n], a...[m k*], w:i32!...[n _]
-//   int format, out_is_f32=f32(out), num_terms=count(a), num_k_splits, range...(2*num_k_splits*num_terms)
+//   int format
+//   flag is_grouped
+//   int out_is_f32=f32(out), num_terms=count(a), num_k_splits, range...(2*num_k_splits*num_terms)
 //   require residual.rows == 0 or residual.rows >= m
 //   within range a even
 //   internal its weights are in blocks, which only loading makes
@@ -439,10 +580,14 @@ void run_in_registers(const MatmulQuantisedKernel& call) {
 //   bytes 2 * m * (n + k) + 4 * n * k / 8
 //   let steps = sum(max(0, end - begin) for begin, end in zip(range[::2], range[1::2]))
 //   scratch product_scratch(steps, len(range) // 2)
-/// `matmul` with the numbers that the blocks mean, rounded to bf16. `format` is the number of the weights' format.
+/// `matmul` with the numbers that the blocks mean, rounded to bf16; `is_grouped`: with a product by group, for formats
+/// of 4 bits (docs/numerics.md, rule 12). `format` is the number of the weights' format.
 void MatmulQuantisedKernel::run() const {
+  const bool by_group = is_grouped && kFormats[format].grouped.expand_codes;
   if (out.rows <= kRegisterRows) {
-    run_in_registers<BF16InRegisters>(*this);
+    run_in_registers<BF16InRegisters>(*this, by_group);
+  } else if (by_group) {
+    run_weight_product<GroupedForward, ProductBF16>(*this);
   } else if (out.rows <= kRowsOf<ProductBF16::Dot>) {
     run_weight_product<QuantisedBlock, ProductBF16>(*this);
   } else {

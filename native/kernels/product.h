@@ -65,6 +65,13 @@ class Sources {
   Run run_ = {};
 };
 
+/// Words of a step of a packed panel.
+template <class Op>
+constexpr int64_t panel_step_of() {
+  if constexpr (requires { Op::kPanelStep; }) return Op::kPanelStep;
+  return kPanel;
+}
+
 /// A product over rows [0, op.rows) and lanes [0, op.lanes).
 template <class Op>
 class Product {
@@ -88,7 +95,7 @@ class Product {
     batch_ = larger(int64_t{1}, smaller(super_ / kMost, batch_));
     a_pack_ = carver.take<uint32_t>(batch_ * a_words_ * kWords);
     packed_ = kWords > 1 ? carver.take<uint32_t>(batch_ * a_words_) : a_pack_;
-    panel_words_ = blocking.max_steps * kPanel + 32;
+    panel_words_ = round_up(blocking.max_steps, 16) * kStepOfPanel + 32;
     b_pack_ = carver.take<uint32_t>(Op::kPacksPanels ? group_ * panel_words_ : 0);
     state_ = carver.take<float>(keeps_state_ ? group_ * state_per_panel / 4 : entries_ * kEntry);
     int64_t most = 1;
@@ -115,6 +122,7 @@ class Product {
   static constexpr int64_t kMost = kRowsOf<typename Op::Dot>;
   static constexpr int64_t kEntry = kMost * kPanel;
   static constexpr int64_t kWords = kWordsOf<typename Op::Dot>;
+  static constexpr int64_t kStepOfPanel = panel_step_of<Op>();
 
   /// The first row of a block. Heights differ by at most one. For tile registers, where a partial block takes as long
   /// as a full one, all blocks but the last are full.

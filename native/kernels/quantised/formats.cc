@@ -105,10 +105,53 @@ bool pack(const uint8_t* rows, int64_t stride, int64_t num_rows, int64_t at_run_
   return is_finite;
 }
 
+/// See QuantisedFormat::expand_codes.
+template <class F>
+void expand_all_codes(const uint8_t* panel, int64_t size, int64_t begin, int64_t end, uint32_t* to) {
+  each_group<F>(panel, size, begin, end, [&](const uint8_t* block, int group, int64_t) TILEWISE_INLINED {
+    prefetch_group<F>(block, group);
+    expand_codes<F>(block, group, to);
+    to += kGroupSteps * kGroupedStep;
+  });
+}
+
 #if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+/// Adds the products of a group, from `words` of the first row on, to the totals of R rows. Steps [from, to) count. `x`
+/// is the sum of the activations of the first row.
+template <class F, int R, int Parts>
+TILEWISE_INLINE void add_group_of_rows(const uint8_t* block, int group, int half, const uint32_t* words, int64_t from,
+                                       int64_t to, const uint32_t* x, __m512 (&totals)[R][Parts]) {
+  __m512 sums[R][Parts] = {};
+  const auto multiply = [&](int64_t step, __m512i low, __m512i high) TILEWISE_INLINED {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const __m512bh factor = (__m512bh)_mm512_set1_epi32(static_cast<int>(words[r * kRowStride + step]));
+      sums[r][0] = _mm512_dpbf16_ps(sums[r][0], factor, (__m512bh)low);
+      if constexpr (Parts == 2) sums[r][1] = _mm512_dpbf16_ps(sums[r][1], factor, (__m512bh)high);
+    }
+  };
+  if (to - from == kGroupSteps) {
+    each_code_step<F, Parts>(block, group, half, multiply);
+  } else {
+    alignas(64) uint32_t expanded[kGroupSteps * kGroupedStep];
+    expand_codes<F>(block, group, expanded);
+    for (int64_t i = from; i < to; ++i) {
+      const uint32_t* lanes = expanded + i * kPanel + 16 * half;
+      multiply(i, _mm512_loadu_si512(lanes), _mm512_loadu_si512(lanes + (Parts == 1 ? 0 : 16)));
+    }
+  }
+  for (int p = 0; p < Parts; ++p) {
+    const GroupScales<F> scales(block, group, half + p);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+      totals[r][p] = add_group<kHasMinimum<F>, F::kMeaning == Meaning::kZeroPoint>(
+          totals[r][p], sums[r][p], (__m512)scales.d, (__m512)scales.m, _mm512_set1_ps(bits_of<float>(x[r * kRowStride])));
+  }
+}
+
 /// A product of up to R rows that reads a panel and keeps its words in registers: the same sums in the same order as
 /// those of microkernels.cc. Many rows take half of the panel's lanes at a time, so that sums stay in registers, too.
-template <class F, int R, int Parts>
+template <class F, int R, int Parts, bool IsGrouped>
 void few_rows(const MicroArgs& x, int64_t size) {
   const auto rows = static_cast<int>(x.rows);
   for (int half = 0; half < 2; half += Parts) {
@@ -137,6 +180,11 @@ void few_rows(const MicroArgs& x, int64_t size) {
                     [&](const uint8_t* block, int group, int64_t k) TILEWISE_INLINED {
                       if (half == 0) prefetch_group<F>(block, group);
                       const int64_t first = (k - begin) / 2;
+                      if constexpr (IsGrouped) {
+                        const uint32_t* sum = x.a + word_of_group(s->a + larger(first, 0));
+                        return add_group_of_rows<F>(block, group, half, a + first, larger(-first, 0),
+                                                    smaller(kGroupSteps, s->steps - first), sum, acc);
+                      }
                       if (k >= begin && k + kGroup <= end)
                         return each_step<F, Parts>(block, group, half,
                                                    [&](int step, __m512i low, __m512i high)
@@ -174,13 +222,13 @@ void few_rows(const MicroArgs& x, int64_t size) {
       for (int p = 0; p < Parts; ++p) _mm512_storeu_ps(x.out + r * x.out_pitch + 16 * (half + p), acc[r][p]);
   }
 }
-template <class F>
+template <class F, bool IsGrouped>
 constexpr QuantisedFormat::FewRows few_rows_of(int rows) {
-  return rows == 1   ? few_rows<F, 1, 2>
-         : rows == 2 ? few_rows<F, 2, 2>
-         : rows <= 4 ? few_rows<F, 4, 2>
-         : rows <= 8 ? few_rows<F, 8, 1>
-                     : few_rows<F, 16, 1>;
+  return rows == 1   ? few_rows<F, 1, 2, IsGrouped>
+         : rows == 2 ? few_rows<F, 2, 2, IsGrouped>
+         : rows <= 4 ? few_rows<F, 4, 2, IsGrouped>
+         : rows <= 8 ? few_rows<F, 8, 1, IsGrouped>
+                     : few_rows<F, 16, 1, IsGrouped>;
 }
 #endif
 
@@ -188,9 +236,14 @@ constexpr QuantisedFormat::FewRows few_rows_of(int rows) {
 template <class F>
 constexpr QuantisedFormat entry(const char* name, int64_t block = F::kBlock) {
   const int64_t bytes = (F::kHeadBytes + block / kGroup * F::kGroupBytes) / kPanel;
-  QuantisedFormat format = {name, block, bytes, expand<F>, read_row<F>, pack<F>, {}};
+  QuantisedFormat format = {name, block, bytes, expand<F>, read_row<F>, pack<F>, {}, {}};
+  if constexpr (kHasGroupedProduct<F>)
+    format.grouped = {expand_all_codes<F>, kHasMinimum<F>, F::kMeaning == Meaning::kZeroPoint, {}};
 #if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
-  for (int rows = 1; rows <= kRegisterRows; ++rows) format.few[rows - 1] = few_rows_of<F>(rows);
+  for (int rows = 1; rows <= kRegisterRows; ++rows) {
+    format.few[rows - 1] = few_rows_of<F, false>(rows);
+    if constexpr (kHasGroupedProduct<F>) format.grouped.few[rows - 1] = few_rows_of<F, true>(rows);
+  }
 #endif
   return format;
 }

@@ -1,6 +1,6 @@
 // The functions of every format, by its number.
 #pragma once
-#include "kernels/microkernel.h"
+#include "kernels/quantised/grouped.h"
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 
@@ -28,6 +28,14 @@ struct QuantisedFormat {
                uint8_t* panel);
   /// Micro-kernels of 1 to kRegisterRows rows, at x.rows - 1.
   FewRows few[kRegisterRows + 1];
+
+  /// For products by group (grouped.h). `expand_codes` is nullptr where a format has none.
+  struct Grouped {
+    /// Whole groups that have elements in [begin, end), as words [group][16 * kGroupedStep].
+    void (*expand_codes)(const uint8_t* panel, int64_t block, int64_t begin, int64_t end, uint32_t* to);
+    bool has_minimum, is_zero_point;
+    FewRows few[kRegisterRows + 1];
+  } grouped;
 };
 
 inline constexpr int64_t kNumFormats = 27;

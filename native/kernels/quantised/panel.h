@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "kernels/quantised/format.h"
+#include "kernels/quantised/grouped.h"
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 
@@ -178,21 +179,21 @@ TILEWISE_INLINE Lanes8 numbers_of(const IntLanes8& codes, const Lanes8& d, const
 #if defined(__AVX512BF16__)
 /// The numbers of codes of up to 5 bits, without scales, in bf16. All are exact. Codes repeat, so higher bits of an
 /// index have no effect.
-template <class F>
+template <class F, int Offset = F::kOffset>
 struct CodeTable {
   alignas(64) uint16_t number[32];
 
   constexpr CodeTable() : number{} {
     for (int i = 0; i < 32; ++i) {
       const int code = i % (1 << F::kBits);
-      float x = static_cast<float>(code - F::kOffset);
+      float x = static_cast<float>(code - Offset);
       if constexpr (F::kMeaning == Meaning::kTable) x = F::kTable[code];
       number[i] = static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16);
     }
   }
 };
-template <class F>
-inline constexpr CodeTable<F> kCodeTable;
+template <class F, int Offset = F::kOffset>
+inline constexpr CodeTable<F, Offset> kCodeTable;
 
 /// How codes become fp32 numbers: up to 5 bits by a table; 6 and 8 bits in the mantissa of `kBase`, as kBase + code.
 template <class F>
@@ -347,6 +348,81 @@ TILEWISE_INLINE void expand_group(const uint8_t* block, int group, uint32_t* to)
       store(reinterpret_cast<bf16*>(to + step * kPanel) + lane, load(x + lane));
   }
 #endif
+}
+
+/// What products by group (grouped.h) subtract from codes.
+template <class F>
+inline constexpr int kMiddle = F::kMeaning == Meaning::kZeroPoint ? 8 : F::kOffset;
+
+/// Scales of 16 rows in a group, for `add_group`.
+template <class F>
+struct GroupScales {
+  Rows16 d, m = {};
+
+  TILEWISE_MEMBER GroupScales(const uint8_t* block, int group, int part) {
+    Head<F>(block, part).scales(span_of<F>(group, 0), d, m);
+    if constexpr (F::kMeaning == Meaning::kZeroPoint) m = static_cast<float>(kMiddle<F>) - m;
+  }
+};
+
+#if defined(__AVX512BF16__)
+/// Calls use(step, words...) with the codes of every step of a group as words, for 16 `Parts` rows.
+template <class F, int Parts, class Use>
+TILEWISE_INLINE void each_code_step(const uint8_t* block, int group, int first, const Use& use) {
+  static_assert(F::kHas4 && F::kBits == 4);
+  alignas(64) static constexpr uint16_t kOrder[32] = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30,
+                                                      1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
+  const Planes<F> planes(block, group);
+  const __m512i order = _mm512_load_si512(kOrder), table = _mm512_load_si512(kCodeTable<F, kMiddle<F>>.number);
+#pragma GCC unroll 4
+  for (int step = 0; step < kGroupSteps; step += 4) {
+    __m512i numbers[Parts];
+    for (int p = 0; p < Parts; ++p)
+      numbers[p] =
+          _mm512_permutexvar_epi16(order, _mm512_loadu_si512(planes.template numbers<4>(step, 32 * (first + p))));
+#pragma GCC unroll 4
+    for (int t = 0; t < 4; ++t) {
+      __m512i words[Parts];
+      for (int p = 0; p < Parts; ++p)
+        words[p] = _mm512_permutexvar_epi16(t == 0 ? numbers[p] : _mm512_srli_epi16(numbers[p], 4u * t), table);
+      use(step + t, words[0], words[Parts - 1]);
+    }
+  }
+}
+#endif
+
+/// Codes of a group as the words of 16 steps, then the scales and minima of 32 rows: kGroupSteps * kGroupedStep words.
+template <class F>
+TILEWISE_INLINE void expand_codes(const uint8_t* block, int group, uint32_t* to) {
+#if defined(__AVX512BF16__)
+  each_code_step<F, 2>(block, group, 0, [to](int step, __m512i low, __m512i high) TILEWISE_INLINED {
+    _mm512_storeu_si512(to + step * kPanel, low);
+    _mm512_storeu_si512(to + step * kPanel + 16, high);
+  });
+#else
+  const Planes<F> planes(block, group);
+  for (int step = 0; step < kGroupSteps; ++step) {
+    alignas(64) float x[kGroupLanes];
+    for (int lane = 0; lane < kGroupLanes; lane += 8) {
+      const IntLanes8 codes = codes_of_lanes(planes, step, lane);
+      Lanes8 numbers;
+      if constexpr (F::kMeaning == Meaning::kTable) {
+        for (int i = 0; i < 8; ++i) numbers[i] = F::kTable[codes[i]];
+      } else {
+        numbers = __builtin_convertvector(codes - kMiddle<F>, Lanes8);
+      }
+      __builtin_memcpy(x + lane, &numbers, sizeof numbers);
+    }
+    for (int lane = 0; lane < kGroupLanes; lane += kLanes)
+      store(reinterpret_cast<bf16*>(to + step * kPanel) + lane, load(x + lane));
+  }
+#endif
+  auto* scales = reinterpret_cast<float*>(to + kGroupSteps * kPanel);
+  for (int part = 0; part < 2; ++part) {
+    const GroupScales<F> of(block, group, part);
+    __builtin_memcpy(scales + 16 * part, &of.d, sizeof of.d);
+    __builtin_memcpy(scales + kPanel + 16 * part, &of.m, sizeof of.m);
+  }
 }
 
 /// Elements of a block, and the bytes of a panel's block.

@@ -18,6 +18,7 @@ _ENGINE = (
     "tensor_parallel_size",
     "dtype",
     "quantization",
+    "quantized_matmul",
     "kv_cache_dtype",
     "max_model_len",
     "load_format",

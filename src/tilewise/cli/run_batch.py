@@ -26,6 +26,7 @@ _ENGINE = (
         "speculative_config",
         "dtype",
         "quantization",
+        "quantized_matmul",
         "kv_cache_dtype",
         "max_model_len",
         "max_num_seqs",

@@ -16,6 +16,7 @@ __all__ = [
     "MAX_F32",
     "MIN_F32",
     "MODEL_DTYPES",
+    "QUANTIZED_MATMULS",
     "DType",
     "choose_dtype",
     "dtype",
@@ -89,6 +90,7 @@ def dtype(name: str | DType) -> DType:
 
 _COMPUTED = ("bf16", "f32")
 KV_CACHE_DTYPES = ("auto", "int8")  # auto: that of the model
+QUANTIZED_MATMULS = ("exact", "grouped")  # how products use quantised weights (docs/numerics.md, rule 12)
 MODEL_DTYPES = (*_COMPUTED, *(name for name, means in _SPELLINGS.items() if means in _COMPUTED))
 """Every spelling of the types that models compute in."""
 

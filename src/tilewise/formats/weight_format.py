@@ -42,6 +42,11 @@ class WeightFormat:
         """Bits per element, with scales."""
         return 8 * self.block_bytes / self.block
 
+    @property
+    def has_grouped_product(self) -> bool:
+        """Whether kernels multiply its codes and apply the scales to the sum of each group of 32, if asked to."""
+        return self.name in _GROUPED
+
     def row_bytes(self, k: int) -> int:
         """Bytes of a row of k elements, which must be whole blocks."""
         assert k % self.block == 0, (self.name, k)
@@ -102,6 +107,7 @@ KERNEL_FORMATS = (
 """Formats that kernels read, in the order of native/kernels/quantised/formats.cc. Weights in other
 formats are expanded to bf16 when they are loaded.
 """
+_GROUPED = {name for name in KERNEL_FORMATS if "4" in name and "e4m3" not in name}  # those with codes of 4 bits
 _NUMBERS = {name: number for number, name in enumerate(KERNEL_FORMATS)}
 
 

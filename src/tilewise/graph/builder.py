@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import tilewise.graph.ops  # noqa: F401  (registers the ops)
 from tilewise.core.dims import MAX_SIZE
+from tilewise.core.dtypes import QUANTIZED_MATMULS
 from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.core.errors import ShapeError
 from tilewise.core.tree import MAX_COUNT
@@ -39,6 +40,9 @@ class GraphBuilder(ComposedMethods):
             with unequal shares. None: what the model prefers, or 8.
         formats: the formats of quantised weights (`tilewise.formats`), by the parameters' full names.
             A weight that is not listed is stored in its dtype.
+        quantized_matmul: how products use quantised weights: exact, with the bf16 numbers that they mean;
+            or grouped, with scales on sums of 32 products, where a format has 4 bits
+            (docs/numerics.md, rule 12). Grouped products are faster for few rows and have no gradient.
         adapters: low-rank adapters (`Adapter`) of weights of `nn.linear`, by the weights' full names.
 
     Attributes:
@@ -57,6 +61,7 @@ class GraphBuilder(ComposedMethods):
         *,
         k_splits: int | None = None,
         formats: Mapping[str, str] | None = None,
+        quantized_matmul: str = "exact",
         adapters: Mapping[str, Adapter] | None = None,
     ) -> None:
         self.name = _validate.text("GraphBuilder", "a graph's name", name)
@@ -64,6 +69,8 @@ class GraphBuilder(ComposedMethods):
         k_splits = _USUAL_K_SPLITS if k_splits is None else k_splits
         self.k_splits = _validate.integer("GraphBuilder", "k_splits", k_splits, 1, MAX_COUNT)
         self.formats = dict(formats or {})
+        _validate.choice("GraphBuilder", "quantized_matmul", quantized_matmul, QUANTIZED_MATMULS)
+        self.quantized_matmul = quantized_matmul
         self.adapters = check_adapters({} if adapters is None else adapters)
         self.gates: tuple[TensorNode, ...] = ()
         self.draft = GraphDraft(self)

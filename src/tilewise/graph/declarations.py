@@ -52,6 +52,7 @@ class Declarations:
 
     draft: GraphDraft
     formats: Mapping[str, str]
+    quantized_matmul: str
 
     def all_or_nothing(self) -> AbstractContextManager[None]:
         """A `with` block whose declarations and ops are removed if it raises."""

@@ -175,16 +175,23 @@ class TensorMethods(Declarations):
         """
         one, other = self.draft.own("matmul", a), self.draft.own("matmul", b)
         if other.kind == "parameter" and not trans_a:
-            return self.op("linear", [a, b, residual, None], transpose=trans_b)[0]
+            return self.op(self._product_with(other.spec, trans_b), [a, b, residual, None], transpose=trans_b)[0]
         with self.all_or_nothing():
             if other.kind == "parameter":
                 return self.matmul(self.transpose(a), b, trans_b=trans_b, residual=residual)
             if one.kind == "parameter":  # (bᵀ aᵀ)ᵀ
                 rows = b if trans_b else self.transpose(b)
-                out = self.transpose(self.op("linear", [rows, a, None, None], transpose=not trans_a)[0])
+                op = self._product_with(one.spec, not trans_a)
+                out = self.transpose(self.op(op, [rows, a, None, None], transpose=not trans_a)[0])
             else:
                 out = self._product(a, b, trans_a, trans_b)
             return out if residual is None else self.add(out, residual)
+
+    def _product_with(self, weight: TensorSpec, transpose: bool) -> str:
+        """The op that multiplies with a weight."""
+        is_grouped = self.quantized_matmul == "grouped" and transpose
+        has_groups = weight.format is not None and weight.format.has_grouped_product
+        return "linear_grouped" if is_grouped and has_groups else "linear"
 
     def _product(self, a: TensorNode, b: TensorNode, trans_a: bool, trans_b: bool) -> TensorNode:
         """The product of two results."""

@@ -69,11 +69,12 @@ class LayerFunction:
         draft = graph.draft
         formats = _formats_of_layer(graph.formats, path)
         adapters = adapters_of_layer(graph.adapters, path)
-        settings = tuple(formats.items()), tuple(adapters.items())
+        settings = tuple(formats.items()), tuple(adapters.items())  # quantized_matmul is that of the graph
         signature = self, _forms(draft, operands), _numbers(draft, static), settings
         drafted = draft.layers.get(signature)
         if drafted is None:
-            template = trace_layer(self, operands, static, graph.k_splits, formats, adapters)
+            products = formats, graph.quantized_matmul
+            template = trace_layer(self, operands, static, graph.k_splits, *products, adapters)
             declared = tuple(_declared(template, len(operands)))
             name = f"{self.function.__module__}.{self.__name__}"
             drafted = draft.new_layer(signature, name, template, declared)
@@ -90,6 +91,7 @@ def trace_layer(
     attributes: Mapping[str, Any],
     k_splits: int,
     formats: Mapping[str, str] | None = None,
+    quantized_matmul: str = "exact",
     adapters: Mapping[str, Adapter] | None = None,
 ) -> Template:
     """Trace a layer's function on operands with these specs. The template depends on nothing but
@@ -100,7 +102,13 @@ def trace_layer(
             graph.
     """
     counts.traced += 1
-    inner = GraphBuilder(layer.__name__, k_splits=k_splits, formats=formats, adapters=adapters)
+    inner = GraphBuilder(
+        layer.__name__,
+        k_splits=k_splits,
+        formats=formats,
+        quantized_matmul=quantized_matmul,
+        adapters=adapters,
+    )
     formal = [inner.draft.declare("input", s.renamed(f"operand{i}")) for i, s in enumerate(operands)]
     result = inner.draft.own("layer", layer.function(inner, *formal, **attributes))
     inputs = [t.spec.name for t in inner.draft.tensors if t.kind == "input"][len(formal) :]

@@ -8,6 +8,7 @@ native kernels with these functions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,9 +54,12 @@ def matmul_quantised(
     terms: Sequence[tuple[Array, Array]],
     form: WeightFormat,
     ranges: Sequence[Any] | None = None,
+    *,
+    is_grouped: bool = False,
 ) -> F64:
-    """`matmul` with weights in blocks of a format."""
-    return matmul(residual, [(a, quantised_numbers(w, form)) for a, w in terms], ranges)
+    """`matmul` with weights in blocks of a format. A product by group does not round them."""
+    numbers = form.dequantise if is_grouped and form.has_grouped_product else partial(quantised_numbers, form=form)
+    return matmul(residual, [(a, numbers(w)) for a, w in terms], ranges)
 
 
 def matmul_dx(

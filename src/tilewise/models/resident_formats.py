@@ -35,7 +35,7 @@ def formats_in_training(formats: Mapping[str, str], trained: frozenset[str]) -> 
 
 
 def plan_in_formats(
-    formats: Mapping[str, str], plan: Callable[[Mapping[str, str]], T]
+    formats: Mapping[str, str], plan: Callable[[Mapping[str, str]], T], *, is_grouped: bool = False
 ) -> tuple[T, Mapping[str, str]]:
     """Plan a model whose weights keep their formats. Weights whose blocks devices cannot share are
     expanded to bf16, with a warning.
@@ -43,15 +43,21 @@ def plan_in_formats(
     Args:
         formats: of the quantised weights, by name.
         plan: makes the plan with weights in some formats; it may raise `PartialBlocks`.
+        is_grouped: products are grouped. Then weights of 4 bits are not expanded, because that would change results.
 
     Returns:
         The result of `plan`, and the formats that are left.
+
+    Raises:
+        PartialBlocks: a weight with grouped products whose blocks devices cannot share.
     """
     while True:
         try:
             return plan(formats), formats
         except PartialBlocks as error:
             alike = [name for name in formats if f".{name}".endswith(f".{error.parameter}")]
+            if is_grouped and FORMATS[formats[alike[0]]].has_grouped_product:
+                raise
             get_logger("models").warning(
                 "%d quantised weights like %s are expanded to bf16, because the devices cannot hold whole blocks of "
                 "%d elements each",

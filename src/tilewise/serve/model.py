@@ -1,8 +1,8 @@
 """A loaded model: decoding graph with weights, KV cache and workers, tokenizer and generation_config.json.
 
 `ServedModel` owns the graph instance. Settings that are sizes affect memory and speed. Only the dtype,
-`quantization`, `kv_cache_dtype`, and `max_model_len`, which determines RoPE's frequencies in some models, affect the
-text.
+`quantization`, `quantized_matmul`, `kv_cache_dtype`, and `max_model_len`, which determines RoPE's frequencies in some
+models, affect the text.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class ServedModel:
         )
         self.end_ids = end_ids(self.generation_config, self.config)
         self.max_model_len, self.limits = _sizes(self.config, settings, self.dtype)
-        kind = f"{self.dtype} {settings.quantization} {settings.kv_cache_dtype} {self.max_model_len}"
-        self.name = f"{model_dir} {kind}".encode("utf-8", "surrogatepass")
+        kind = f"{self.dtype} {settings.quantization} {settings.quantized_matmul} {settings.kv_cache_dtype}"
+        self.name = f"{model_dir} {kind} {self.max_model_len}".encode("utf-8", "surrogatepass")
         is_dummy = settings.load_format == "dummy"
         writes = settings.runner == "generate"
         weights: Mapping[str, Tensor] = {}
@@ -141,7 +141,8 @@ class ServedModel:
 
     def _plan(self) -> Plan:
         """Plan the decoding graph for the current limits."""
-        plan, self._formats = models.plan_in_formats(self._formats, self._plan_with)
+        is_grouped = self.settings.quantized_matmul == "grouped"
+        plan, self._formats = models.plan_in_formats(self._formats, self._plan_with, is_grouped=is_grouped)
         return plan
 
     def _plan_with(self, formats: Mapping[str, str]) -> Plan:
@@ -149,7 +150,12 @@ class ServedModel:
 
         settings, limits, stacked = self.settings, self.limits, self._stacked
         adapters = None if stacked is None else stacked.adapters
-        graph = ComputeGraph(self.config.model_type, formats=formats, adapters=adapters)
+        graph = ComputeGraph(
+            self.config.model_type,
+            formats=formats,
+            quantized_matmul=settings.quantized_matmul,
+            adapters=adapters,
+        )
         models.build_decoding_graph(
             graph,
             self.config,

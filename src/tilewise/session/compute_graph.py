@@ -60,9 +60,12 @@ class ComputeGraph(GraphBuilder):
         *,
         k_splits: int | None = None,
         formats: Mapping[str, str] | None = None,
+        quantized_matmul: str = "exact",
         adapters: Mapping[str, Adapter] | None = None,
     ) -> None:
-        super().__init__(name, k_splits=k_splits, formats=formats, adapters=adapters)
+        super().__init__(
+            name, k_splits=k_splits, formats=formats, quantized_matmul=quantized_matmul, adapters=adapters
+        )
         self._strategy = DistributionStrategy.single()
         self._optimizer: Optimizer | None = None
         self._policy = ExecutionPolicy()

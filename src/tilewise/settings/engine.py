@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from tilewise.core import KV_CACHE_DTYPES, MAX_DEVICES, MODEL_DTYPES, Validator
+from tilewise.core import KV_CACHE_DTYPES, MAX_DEVICES, MODEL_DTYPES, QUANTIZED_MATMULS, Validator
 from tilewise.core.validation import shown
 from tilewise.settings.declaration import check_settings, documented, setting
 
@@ -94,8 +94,8 @@ class SpeculativeConfig:
 class EngineSettings:
     """How a model is loaded and how much it computes and stores at a time.
 
-    Only `dtype`, `quantization`, `kv_cache_dtype`, an adapter that a request names and, if RoPE is scaled as `dynamic`
-    or `longrope`, `max_model_len` affect the text. All other settings affect memory and speed.
+    Only `dtype`, `quantization`, `quantized_matmul`, `kv_cache_dtype`, an adapter that a request names and, if RoPE is
+    scaled as `dynamic` or `longrope`, `max_model_len` affect the text. All other settings affect memory and speed.
 
     Args:
 
@@ -136,6 +136,15 @@ class EngineSettings:
         panel=_PANEL,
         metavar="FORMAT",
         default_text="as in the files",
+    )
+    quantized_matmul: str = setting(
+        "exact",
+        "exact: products use the bf16 numbers that quantised weights mean; grouped: they multiply codes of 4 bits and "
+        "apply the scales to sums of 32 products, which reads tokens of few texts faster and gives another, equally "
+        "accurate text.",
+        choices=QUANTIZED_MATMULS,
+        panel=_PANEL,
+        metavar="HOW",
     )
     kv_cache_dtype: str = setting(
         "auto",

@@ -36,11 +36,58 @@ def gradient(kernel, formats, dy, weights, ranges, isa, k=None):
     return out
 
 
-def product(kernel, ints, rows, w, ranges, isa):
+def product(kernel, ints, rows, w, ranges, isa, dtype="bf16"):
     """The product of some rows and a weight in the given ranges of the contraction."""
-    out = empty(len(rows), w[1], "bf16")
-    run(f"{kernel}_bf16", [out, None, rows, w], [*ints, 0, 1, len(ranges), *np.ravel(ranges)], isa=isa)
+    out = empty(len(rows), w[1], dtype)
+    ints = [*ints, 0] if kernel == "matmul_quantised" and len(ints) == 1 else ints
+    is_f32 = int(dtype == "f32")
+    run(f"{kernel}_bf16", [out, None, rows, w], [*ints, is_f32, 1, len(ranges), *np.ravel(ranges)], isa=isa)
     return out
+
+
+def codes_and_scales(name, blocks, k):
+    """Codes [n, k] minus their middle, and d and m [n, groups] of fp32, of three kinds of formats."""
+    form = FORMATS[name]
+    per_block = blocks.reshape(len(blocks), -1, form.block_bytes)
+    halves = 2 if name == "q4_1" else 1
+    scales = np.ascontiguousarray(per_block[..., : 2 * halves]).view(np.float16).astype(np.float32)
+    first = 3 if name.startswith("int4") else 2 * halves
+    nibbles = per_block[..., first:].reshape(len(blocks), -1, 16)
+    codes = np.concatenate([nibbles & 15, nibbles >> 4], -1).reshape(len(blocks), k).astype(np.float32)
+    d, m = scales[..., 0], np.zeros_like(scales[..., 0])
+    if name == "q4_1":
+        return codes, d, scales[..., 1]
+    if first == 3:
+        m = 8 - per_block[..., 2].astype(np.float32)
+    repeats = form.block // 32
+    return codes - 8, d.repeat(repeats, 1), m.repeat(repeats, 1)
+
+
+def fma(a, b, c):
+    """a * b + c in fp32, rounded once: the product is exact in fp64."""
+    return (a.astype(np.float64) * b + c).astype(np.float32)
+
+
+def sum_by_group(name, rows, codes, d, m, begin, end):
+    """The definition of docs/numerics.md, rule 12, with the order of levels that compute in fp32."""
+    x, total = rows.astype(np.float32), np.zeros((len(rows), len(codes)), np.float32)
+    for group in range(begin // 32, -(-end // 32)):
+        first, last = max(begin, 32 * group), min(end, 32 * group + 32)
+        products = np.zeros_like(total)
+        for step in range(first, last, 2):
+            for i in (step + 1, step):
+                products = fma(x[:, i, None], codes[None, :, i], products)
+        inside = np.where((np.arange(k0 := 32 * group, k0 + 32) >= first) & (np.arange(k0, k0 + 32) < last), 1, 0)
+        pairs = (x[:, k0 : k0 + 32] * inside).astype(np.float32)
+        sums = pairs[:, ::2] + pairs[:, 1::2]
+        while sums.shape[1] > 1:
+            sums = sums[:, : sums.shape[1] // 2] + sums[:, sums.shape[1] // 2 :]
+        if name == "q4_1":
+            total = fma(m[None, :, group], sums, fma(d[None, :, group], products, total))
+        else:
+            products = fma(m[None, :, group], sums, products) if m.any() else products
+            total = fma(d[None, :, group], products, total)
+    return total
 
 
 def test_kernels_know_the_formats():
@@ -89,6 +136,55 @@ def test_products_and_rows_are_those_of_the_numbers(isa, name, n, blocks, m, dat
     inside = (ids >= 0) & (ids < n)
     expected_rows = np.where(inside, numbers[np.clip(ids[:, 0], 0, n - 1)], NUMPY["bf16"](0))
     assert_same_bits(out, expected_rows)
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+@given(st.sampled_from(["q4_0", "q4_1", "int4_g64"]), st.integers(1, 70), st.integers(1, 20), st.data())
+@settings(max_examples=15, deadline=None)
+def test_products_by_group_follow_their_definition(isa, name, n, blocks, data):
+    """To the bit where products of bf16 are those of fp32; and a code that differs shows."""
+    form, m = FORMATS[name], data.draw(st.integers(1, 20))
+    k = form.block * blocks
+    middle = 2 * data.draw(st.integers(0, k // 2))
+    packed, _ = weight(name, n, k, n, isa)
+    codes, d, low = codes_and_scales(name, random_blocks(form, n, k, n), k)
+    rows = random(rng(m), m, k, "bf16")
+    ranges = [(0, middle), (middle, k)]
+    got = product("matmul_quantised", [form.number, 1], rows, packed, ranges, isa, "f32")
+    parts = [sum_by_group(name, rows, codes, d, low, *span) for span in ranges if span[0] < span[1]]
+    expected = parts[0] + parts[1] if len(parts) == 2 else parts[0]
+    if isa in ("avx2", "avx512"):
+        assert_same_bits(got, expected)
+        codes[0, 0] += 1
+        assert not np.array_equal(got, sum_by_group(name, rows, codes, d, low, 0, k))
+    else:
+        scale = np.abs(rows.astype(np.float32)) @ np.abs(codes * d.repeat(32, 1) + 8 * np.abs(d).repeat(32, 1)).T
+        np.testing.assert_array_less(np.abs(got - expected), 1e-5 * scale + 1e-30)
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+@given(st.sampled_from(KERNEL_FORMATS), st.sampled_from([2, 3, 4, 5, 8, 14, 15, 16, 17, 33]), st.data())
+@settings(max_examples=25, deadline=None)
+def test_products_by_group_of_any_number_of_rows(isa, name, m, data):
+    """Every row has the bits of a product with that row alone, in any format; only those of 4 bits differ
+    from exact products.
+    """
+    form = FORMATS[name]
+    n, k = data.draw(st.integers(1, 40)), form.block * data.draw(st.integers(1, 3))
+    cuts = sorted({0, k, *(2 * data.draw(st.integers(0, k // 2)) for _ in range(3))})
+    ranges, (packed, _) = list(pairwise(cuts)), weight(name, n, k, k, isa)
+    rows = random(rng(m), m, k, "bf16")
+    results = [
+        product("matmul_quantised", [form.number, is_grouped], rows, packed, ranges, isa, "f32")
+        for is_grouped in (1, 0)
+    ]
+    alone = [
+        product("matmul_quantised", [form.number, 1], rows[i : i + 1], packed, ranges, isa, "f32")
+        for i in range(m)
+    ]
+    assert_same_bits(results[0], np.concatenate(alone))
+    assert np.array_equal(*results) != form.has_grouped_product
+    np.testing.assert_allclose(*results, rtol=0, atol=2e-2 * np.abs(results[1]).max())
 
 
 def test_parts_of_a_weight():

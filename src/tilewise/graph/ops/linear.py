@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tilewise.core.dims import DimLabel, k_split_range
 from tilewise.core.dtypes import DTYPES
-from tilewise.core.errors import PlanError
+from tilewise.core.errors import PlanError, ShapeError
 from tilewise.graph.ops.bias import BiasGradient
 from tilewise.graph.ops.common import fixed, incoming, require
 from tilewise.graph.ops.items import Items, require_dims
@@ -58,6 +59,7 @@ class Linear(Op):
 
     name = "linear"
     is_costly = True
+    by_group: ClassVar[bool] = False
     partial_values = (Partial("product", "k", "out", cut_by="w"),)
     x: tuple[int, ...] = operands("... k*")
     w: tuple[int, ...] = operands("n k*", storage="packed", advice="multiply results with matmul")
@@ -145,6 +147,8 @@ class Linear(Op):
         if formats:
             kernel = f"{kernel}_quantised"
             ints["format"] = formats[0] if self.transpose else formats
+            if self.transpose:
+                ints["is_grouped"] = self.by_group
             columns = columns if self.transpose else 0  # a task reads whole blocks
         part, weight_part = low.row, low.whole
         if columns:
@@ -167,6 +171,31 @@ class Linear(Op):
             if columns:  # peers are signaled per row tile
                 low.hold(out.extent, low.row_step(out), low.row(target), f"{low.op.label}/joined")
             low.all_reduce(target, self.out, added, pending)
+
+
+@register
+class GroupedLinear(Linear):
+    """`linear` with quantised weights of 4 bits, whose scales are applied to the sum of each group of
+    32 products (docs/numerics.md, rule 12). It has no gradient, because an input gradient sums across
+    scales.
+    """
+
+    name = "linear_grouped"
+    by_group = True
+
+    def check(self, spec: Specs) -> None:
+        """As `linear`, with weights in a format that has such products."""
+        super().check(spec)
+        for w in map(spec, self.w):
+            fits = self.transpose and w.format is not None and w.format.has_grouped_product
+            require(fits, self.name, "weights must have codes of 4 bits", w, advice="use linear")
+
+    def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
+        """There is none."""
+        raise ShapeError(
+            f"[graph.{self.name}] a product by group has no gradient; got a loss that depends on one; "
+            "make the graph with quantized_matmul exact"
+        )
 
 
 def _require_pairs(op: str, weight: TensorSpec, label: DimLabel | None, dim: int, k_splits: int) -> None:
