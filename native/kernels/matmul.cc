@@ -322,7 +322,7 @@ struct BF16InRegisters {
 }  // namespace
 
 template <>
-inline constexpr int kRowsOf<DotInRegisters> = kRegisterRows > 0 ? kRegisterRows : 1;
+inline constexpr int kRowsOf<DotInRegisters> = kGroupedRows > 0 ? kGroupedRows : 1;
 
 namespace {
 
@@ -410,8 +410,8 @@ struct GroupedPanels : QuantisedProduct<D> {
   using Dot = typename D::Dot;
   static constexpr bool kPacksPanels = true;
   static constexpr int64_t kPanelStep = kGroupedStep;
-  GroupedPanels() { this->max_group = kPanelsAtATime; }
-  static int64_t most_steps(int64_t, int64_t) { return kWindowSteps; }
+  GroupedPanels() { this->max_group = 2 * kPanelsAtATime; }
+  static int64_t most_steps(int64_t, int64_t) { return kWindowSteps / 2; }
 
   void pack_panels(uint32_t* to, int64_t words, int64_t first, int64_t count, const Copy& c) {
     to -= c.begin / 2 % kGroupSteps * kPanelStep;
@@ -423,6 +423,8 @@ struct GroupedPanels : QuantisedProduct<D> {
   void multiply(int64_t rows, const MicroArgs& call) const {
     const MicroFn micro = micro_for<Dot, ALayout::kRows>(rows);
     if (call.num_segments == 0) return micro(call);
+    const auto& grouped = this->format->grouped;
+    const AddGroups add_groups = find_add_groups(grouped.has_minimum, grouped.is_zero_point, rows);
     alignas(64) float totals[kRowsOf<Dot> * kPanel];
     restart(totals, call.init, rows);
     MicroArgs fold = call;
@@ -431,7 +433,7 @@ struct GroupedPanels : QuantisedProduct<D> {
     fold.every_ahead = fold.every_piece = INT32_MAX;
     for (const Segment* s = call.segments; s != call.segments + call.num_segments; ++s) {
       const bool is_last = s + 1 == call.segments + call.num_segments;
-      add_products(rows, call, *s, micro, totals);
+      add_groups({call.a, s->a, call.b[s->term], s->b / kPanelStep, s->steps, totals});
       if (!s->ends && !is_last) continue;
       Segment end = *s;
       end.steps = 0;
@@ -447,59 +449,6 @@ struct GroupedPanels : QuantisedProduct<D> {
  private:
   static void restart(float* totals, const float* from, int64_t rows) {
     for (int64_t i = 0; i < rows * kPanel; i += kLanes) store(totals + i, from ? load(from + i) : set(0.0f));
-  }
-
-  /// Adds the products of a segment, group by group.
-  void add_products(int64_t rows, const MicroArgs& call, const Segment& s, MicroFn micro, float* totals) const {
-    alignas(64) float sums[kRowsOf<Dot> * kPanel];
-    const uint32_t* words = nullptr;
-    Segment part = {};
-    part.addend = -1;
-    MicroArgs product = {};
-    product.a = call.a;
-    product.b = &words;
-    product.segments = &part;
-    product.num_segments = 1;
-    product.out = sums;
-    product.rows = rows;
-    for (int64_t step = s.b / kPanelStep, end = step + s.steps; step < end; step += part.steps) {
-      const int64_t in_group = step % kGroupSteps;
-      const uint32_t* group = call.b[s.term] + (step - in_group) * kPanelStep;
-      words = group + in_group * kPanel;
-      part.a = s.a + step - s.b / kPanelStep;
-      part.steps = static_cast<int32_t>(smaller(kGroupSteps - in_group, end - step));
-      micro(product);
-      add(rows, sums, reinterpret_cast<const float*>(group + kGroupSteps * kPanel), call.a, word_of_group(part.a), totals);
-    }
-  }
-
-  void add(int64_t rows, const float* sums, const float* scales, const uint32_t* a, int64_t at, float* totals) const {
-    const auto& of = this->format->grouped;
-    if (!of.has_minimum) return add_as<false, false>(rows, sums, scales, a, at, totals);
-    of.is_zero_point ? add_as<true, true>(rows, sums, scales, a, at, totals)
-                     : add_as<true, false>(rows, sums, scales, a, at, totals);
-  }
-  template <bool HasMinimum, bool IsZeroPoint>
-  static void add_as(int64_t rows, const float* sums, const float* scales, const uint32_t* a, int64_t at,
-                     float* totals) {
-    Lanes d[2], m[2] = {};
-    for (int j = 0; j < 2; ++j) {
-      d[j] = load(scales + j * kLanes);
-      if constexpr (HasMinimum) m[j] = load(scales + kPanel + j * kLanes);
-    }
-    for (int64_t r = 0; r < rows; ++r) {
-      const Lanes x = HasMinimum ? set(bits_of<float>(word_of_rows(a, at + r * kRowStride))) : Lanes{};
-      for (int j = 0; j < 2; ++j) {
-        const int64_t i = r * kPanel + j * kLanes;
-        store(totals + i,
-              add_group<HasMinimum, IsZeroPoint>(load(totals + i), load(sums + i), d[j], m[j], x));
-      }
-    }
-  }
-  /// A word of packed rows, which may be in two halves.
-  static uint32_t word_of_rows(const uint32_t* a, int64_t at) {
-    if constexpr (kWordsOf<Dot> == 1) return a[at];
-    return a[2 * at] | a[2 * at + 1] >> 16;
   }
 };
 template <class D>
@@ -562,9 +511,15 @@ void MatmulKernel<D>::run() const {
 }
 
 template <class D>
-void run_in_registers(const MatmulQuantisedKernel& call, bool by_group) {
-  if constexpr (kRegisterRows > 0)
-    by_group ? run_weight_product<GroupedRows, D>(call) : run_weight_product<QuantisedRows, D>(call);
+void run_in_registers(const MatmulQuantisedKernel& call) {
+  if constexpr (kRegisterRows > 0) run_weight_product<QuantisedRows, D>(call);
+}
+
+template <class D>
+void run_by_group(const MatmulQuantisedKernel& call) {
+  if constexpr (kGroupedRows > 0)
+    if (call.out.rows <= kGroupedRows) return run_weight_product<GroupedRows, D>(call);
+  run_weight_product<GroupedForward, BF16>(call);
 }
 
 // kernel matmul_quantised  bf16
@@ -583,11 +538,10 @@ void run_in_registers(const MatmulQuantisedKernel& call, bool by_group) {
 /// `matmul` with the numbers that the blocks mean, rounded to bf16; `is_grouped`: with a product by group, for formats
 /// of 4 bits (docs/numerics.md, rule 12). `format` is the number of the weights' format.
 void MatmulQuantisedKernel::run() const {
-  const bool by_group = is_grouped && kFormats[format].grouped.expand_codes;
-  if (out.rows <= kRegisterRows) {
-    run_in_registers<BF16InRegisters>(*this, by_group);
-  } else if (by_group) {
-    run_weight_product<GroupedForward, ProductBF16>(*this);
+  if (is_grouped && kFormats[format].grouped.expand_codes) {
+    run_by_group<BF16InRegisters>(*this);
+  } else if (out.rows <= kRegisterRows) {
+    run_in_registers<BF16InRegisters>(*this);
   } else if (out.rows <= kRowsOf<ProductBF16::Dot>) {
     run_weight_product<QuantisedBlock, ProductBF16>(*this);
   } else {

@@ -115,7 +115,7 @@ void expand_all_codes(const uint8_t* panel, int64_t size, int64_t begin, int64_t
   });
 }
 
-#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
 /// Adds the products of a group, from `words` of the first row on, to the totals of R rows. Steps [from, to) count. `x`
 /// is the sum of the activations of the first row.
 template <class F, int R, int Parts>
@@ -239,9 +239,9 @@ constexpr QuantisedFormat entry(const char* name, int64_t block = F::kBlock) {
   QuantisedFormat format = {name, block, bytes, expand<F>, read_row<F>, pack<F>, {}, {}};
   if constexpr (kHasGroupedProduct<F>)
     format.grouped = {expand_all_codes<F>, kHasMinimum<F>, F::kMeaning == Meaning::kZeroPoint, {}};
-#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
-  for (int rows = 1; rows <= kRegisterRows; ++rows) {
-    format.few[rows - 1] = few_rows_of<F, false>(rows);
+#if defined(__AVX512BF16__)
+  for (int rows = 1; rows <= kGroupedRows; ++rows) {
+    if constexpr (kRegisterRows > 0) format.few[rows - 1] = few_rows_of<F, false>(rows);
     if constexpr (kHasGroupedProduct<F>) format.grouped.few[rows - 1] = few_rows_of<F, true>(rows);
   }
 #endif

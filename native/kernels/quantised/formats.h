@@ -10,6 +10,12 @@ inline constexpr int kRegisterRows = 16;
 #else
 inline constexpr int kRegisterRows = 0;
 #endif
+/// The same of products by group, which never use tile registers: these would be stored after every group.
+#if defined(__AVX512BF16__)
+inline constexpr int kGroupedRows = 16;
+#else
+inline constexpr int kGroupedRows = 0;
+#endif
 
 /// A format's functions. Panels are described in format.h; `panel` is the first byte of one. All take the elements of a
 /// block, because some formats have blocks of several sizes.
@@ -34,7 +40,7 @@ struct QuantisedFormat {
     /// Whole groups that have elements in [begin, end), as words [group][16 * kGroupedStep].
     void (*expand_codes)(const uint8_t* panel, int64_t block, int64_t begin, int64_t end, uint32_t* to);
     bool has_minimum, is_zero_point;
-    FewRows few[kRegisterRows + 1];
+    FewRows few[kGroupedRows + 1];
   } grouped;
 };
 

@@ -19,17 +19,21 @@ constexpr int64_t word_of_group(int64_t word) {
   return word - word % kRowStride + kBlockSteps + word % kRowStride / kGroupSteps;
 }
 
-/// The sum of the bf16 numbers in steps [from, to) of a group: those of a step, then a tree over the steps, in which
-/// the others are zeros.
+/// The sum of the bf16 numbers in steps [from, to) of a group: the two of a step, then the tree of 16 lanes over the
+/// steps, in which the others are zeros.
 TILEWISE_INLINE float sum_of_group(const uint32_t* words, int64_t from, int64_t to) {
-  float sums[kGroupSteps];
-  for (int i = 0; i < kGroupSteps; ++i) {
-    const uint32_t word = i >= from && i < to ? words[i] : 0;
-    sums[i] = bits_of<float>(word << 16) + bits_of<float>(word & 0xffff0000u);
+  static_assert(kGroupSteps == kLanes);
+  uint32_t inside[kGroupSteps];
+  if (from > 0 || to < kGroupSteps) {
+    for (int i = 0; i < kGroupSteps; ++i) inside[i] = i >= from && i < to ? words[i] : 0;
+    words = inside;
   }
-  for (int width = kGroupSteps / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) sums[i] = sums[i] + sums[width + i];
-  return sums[0];
+  const IntLanes pairs = load_int(words);
+  Lanes sums;
+  TILEWISE_EACH_PART {
+    sums.part[p] = (NativeF)(pairs.part[p] << 16) + (NativeF)(pairs.part[p] & static_cast<int32_t>(0xffff0000u));
+  }
+  return sum_lanes(sums);
 }
 
 /// Adds a group to `total`: `sum` is that of its products with codes, x that of its activations.
@@ -38,6 +42,27 @@ TILEWISE_INLINE V add_group(const V& total, const V& sum, const V& d, const V& m
   if constexpr (IsZeroPoint) return fused(d, fused(m, x, sum), total);
   if constexpr (HasMinimum) return fused(m, x, fused(d, sum, total));
   return fused(d, sum, total);
+}
+
+/// A segment of a product: groups that are summed in one k split.
+struct GroupedSegment {
+  const uint32_t* a;  // packed rows
+  int64_t word;  // of the segment's first step, in the first row; words may be in two halves (kWordsOf)
+  const uint32_t* panel;
+  int64_t step, steps;  // in the panel
+  float* totals;  // [rows][32]
+};
+using AddGroups = void (*)(const GroupedSegment& segment);
+
+/// Adds the groups of a segment to the totals of 1 to kMaxRows rows.
+AddGroups find_add_groups(bool has_minimum, bool is_zero_point, int64_t rows);
+
+inline constexpr int64_t kPrefetchedWords = 2 * kGroupSteps * kGroupedStep;  // distance while rows are multiplied
+
+/// A word of packed rows.
+TILEWISE_INLINE uint32_t whole_word(const uint32_t* word) {
+  if constexpr (kWordsOf<DotBf16> == 1) return word[0];
+  return word[0] | word[1] >> 16;
 }
 
 }  // namespace tilewise::kernels::TILEWISE_ISA_NS
