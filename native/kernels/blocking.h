@@ -61,7 +61,9 @@ class Blocking {
 
   /// Adds elements [begin, end) of a term to the current k split.
   void add(int32_t term, int64_t begin, int64_t end) {
-    position_ = round_up(position_, layout_.group) + layout_.step_in_group(begin);
+    position_ = round_up(position_, layout_.group);
+    if (begin < end && position_ == window_steps_) open_window(true);
+    position_ += layout_.step_in_group(begin);
     while (begin < end) {
       if (position_ == window_steps_) open_window(true);
       int64_t steps = smaller(divide_up(end - begin, layout_.per_step), window_steps_ - position_);

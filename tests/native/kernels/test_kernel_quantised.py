@@ -187,6 +187,20 @@ def test_products_by_group_of_any_number_of_rows(isa, name, m, data):
     np.testing.assert_allclose(*results, rtol=0, atol=2e-2 * np.abs(results[1]).max())
 
 
+@pytest.mark.parametrize("isa", LEVELS)
+def test_groups_across_windows(isa):
+    """Windows of many rows may end between ranges that share a group."""
+    form, k = FORMATS["q4_1"], 1280
+    packed, _ = weight("q4_1", 40, k, 1, isa)
+    rows = random(rng(1), 20, k, "bf16")
+    for cut in (510, 512, 1022, 1024, 1026):
+        results = [
+            product("matmul_quantised", [form.number, 1], part, packed, [(0, cut), (cut, k)], isa, "f32")
+            for part in (rows, rows[:1])
+        ]
+        assert_same_bits(results[0][:1], results[1])
+
+
 def test_parts_of_a_weight():
     """Rows and columns of blocks land in the parts that hold them; a changed bit shows."""
     form = FORMATS["q4_k"]
