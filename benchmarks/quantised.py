@@ -30,7 +30,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from decoding import MODELS, PROMPT, ReadProbe, Rounds, inputs_of, seconds_of, step_of
-from demo_step import Contestant
+from demo_step import Contestant, measure_peak
 from figures import Figure, show
 from machine import machine
 
@@ -82,6 +82,15 @@ def bytes_of_a_token(path: Path) -> int:
     weights = models.open_weights(path, config)
     is_tied = "lm_head.weight" not in weights
     return sum(t.nbytes for name, t in weights.items() if is_tied or name != "embed_tokens.weight")
+
+
+def flops_of_a_prompt_token(path: Path) -> float:
+    """Multiplications and additions of a prompt's token: the weights of all layers, and causal attention."""
+    config = models.open(path)
+    weights = models.open_weights(path, config)
+    in_layers = sum(np.prod(t.shape) for name, t in weights.items() if "_proj" in name)
+    decoder = config.decoder
+    return float(2 * in_layers + 2 * config.num_hidden_layers * PROMPT * decoder.num_heads * decoder.head_dim)
 
 
 def open_llama(path: Path, python: Path | None) -> Contestant | None:
@@ -143,13 +152,15 @@ def measure(path: Path, title: str, kind: str, options: argparse.Namespace) -> N
 
 
 def show_file(path: Path, title: str, kind: str, rounds: Rounds, bandwidth: float) -> None:
-    """Speeds of a file, with the limit that reading its weights sets."""
+    """Speeds of a file, with the limits that reading its weights and the products of bf16 set."""
     has_llama = f"{LLAMA} decode" in rounds.seconds
     limit = bandwidth / bytes_of_a_token(path)
+    cores = len(os.sched_getaffinity(0))
+    most = max(measure_peak("peak_bf16", cores) for _ in range(2)) / flops_of_a_prompt_token(path)
     is_grouped = f"decode{BY_GROUP}" in rounds.seconds
     for run_of, (must, goal) in ((r, PREFILL if "prompt" in r else DECODE) for r in rounds.seconds if LLAMA not in r):
         side = run_of.removesuffix(BY_GROUP)
-        count, bound = (1, limit) if side == "decode" else (PROMPT, None)
+        count, bound = (1, limit) if side == "decode" else (PROMPT, most)
         theirs = {LLAMA: count / rounds.best(f"{LLAMA} {side}")} if has_llama else {}
         name, rate = f"{title}: {run_of}", count / rounds.best(run_of)
         show(Figure(name, rate, "tokens/s", peers=theirs, limit=bound))

@@ -140,7 +140,7 @@ class EngineSettings:
     quantized_matmul: str = setting(
         "exact",
         "exact: products use the bf16 numbers that quantised weights mean; grouped: they multiply codes of 4 bits and "
-        "apply the scales to sums of 32 products, which reads tokens of few texts faster and gives another, equally "
+        "apply the scales to sums of 32 products, which generates few texts faster and gives another, equally "
         "accurate text.",
         choices=QUANTIZED_MATMULS,
         panel=_PANEL,

@@ -13,7 +13,7 @@ from native.serve.serving_models import TEXTS, load, save_model
 from support.quantised_layers import awq
 from tilewise import LLM, SamplingParams, models
 from tilewise.checkpoint import QuantisedTensor
-from tilewise.core import ConfigError
+from tilewise.core import ConfigError, PlanError
 from tilewise.formats.quantise import quantise, quantised_format
 from tilewise.settings import EngineSettings
 
@@ -113,3 +113,36 @@ def test_weights_whose_blocks_devices_cannot_share_are_expanded(tmp_path, caplog
     assert "expanded" not in caplog.text
     assert answers(model_dir, quantization="int8", tensor_parallel_size=2) == expected
     assert "2 quantised weights like layers.0.mlp.down_proj.weight are expanded to bf16" in caplog.text
+
+
+def test_products_by_group(tmp_path):
+    """Texts do not depend on devices, chunks, rows or cached prefixes; exact products give other probabilities, which
+    are near; and weights of 8 bits have no other products.
+    """
+    model_dir = save_model(tmp_path / "model", intermediate_size=128)
+    grouped = partial(answers, model_dir, quantization="int4", quantized_matmul="grouped")
+    expected = grouped()
+    assert grouped(tensor_parallel_size=2) == expected
+    assert grouped(max_num_batched_tokens=5) == expected
+    assert grouped(enable_prefix_caching=False) == expected
+    exact = answers(model_dir, quantization="int4")
+    assert exact != expected
+    first = [[one[1][0] for one in side] for side in (exact, expected)]
+    for (one, other) in zip(*first, strict=True):
+        assert all(abs(one[token] - other[token]) < 0.1 for token in one if token in other)
+    assert answers(model_dir, quantization="int8", quantized_matmul="grouped") == answers(
+        model_dir, quantization="int8"
+    )
+    names = []
+    for how in ("exact", "grouped"):
+        with closing(load(model_dir, dtype="bf16", quantization="int4", quantized_matmul=how)) as model:
+            names.append(model.name)
+    assert names[0] != names[1]
+
+
+def test_groups_that_devices_cannot_share_are_rejected(tmp_path):
+    """They are not expanded, because that would change the text."""
+    model_dir = save_model(tmp_path / "model", intermediate_size=96)
+    settings = {"dtype": "bf16", "quantization": "int4", "tensor_parallel_size": 2}
+    with pytest.raises(PlanError, match="whole blocks of a quantised weight; got 48 of 96"):
+        load(model_dir, quantized_matmul="grouped", **settings)

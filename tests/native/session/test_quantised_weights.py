@@ -22,9 +22,9 @@ def product(graph, x):
     return graph.matmul(x, graph.parameter([K, K], "bf16", name="w", labels=[None, None]), trans_b=True)
 
 
-def build(formats, labels=(None, None)):
+def build(formats, labels=(None, None), how="exact"):
     """Two layers, and a product with a head."""
-    graph = tw.ComputeGraph("own", formats=formats)
+    graph = tw.ComputeGraph("own", formats=formats, quantized_matmul=how)
     x = graph.input([8, K], "bf16", name="x", labels=[None, labels[1]])
     for number in range(2):
         x = product(graph, x, path=f"layers.{number}")
@@ -65,6 +65,27 @@ def test_layers_with_weights_in_different_formats(file):
                 np.testing.assert_array_equal(model.get_tensor(name), weight.read())
     np.testing.assert_array_equal(*results)
     assert results[0].std() > 0
+
+
+def test_products_by_group_in_a_graph():
+    """Those of weights of 4 bits, in layers too; they have no gradient."""
+    formats = {"layers.0.w": "q8_0", "layers.1.w": "q4_k", "head": "q4_0"}
+    graph = build(formats, how="grouped").freeze()
+    ops = [op for part in (graph, *(t.graph for t in graph.templates.values())) for op in part.ops]
+    assert sorted(op.op for op in ops if op.op != "call") == ["linear", "linear_grouped", "linear_grouped"]
+    with pytest.raises(ShapeError, match="quantized_matmul must be one of exact, grouped"):
+        build(formats, how="fast")
+    graph = tw.ComputeGraph("own", formats={"w": "q4_0"}, quantized_matmul="grouped")
+    x = graph.matmul(
+        graph.input([8, K], "bf16", name="x"), graph.parameter([K, K], "bf16", name="first"), trans_b=True
+    )
+    weight = graph.parameter([N, K], "bf16", name="w", trainable=False)
+    graph.loss(graph.mean(graph.cast(graph.matmul(x, weight, trans_b=True), "f32")))
+    graph.optimize(tw.optim.AdamW())
+    with pytest.raises(ShapeError, match="a product by group has no gradient"):
+        graph.plan()
+    with pytest.raises(ShapeError, match="weights must have codes of 4 bits"):
+        graph.op("linear_grouped", [x, graph.find("first"), None, None], transpose=True)
 
 
 def test_arrays_do_not_become_quantised(file):

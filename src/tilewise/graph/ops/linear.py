@@ -191,7 +191,7 @@ class GroupedLinear(Linear):
             require(fits, self.name, "weights must have codes of 4 bits", w, advice="use linear")
 
     def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
-        """There is none."""
+        """Rejected: the gradient of x sums across scales."""
         raise ShapeError(
             f"[graph.{self.name}] a product by group has no gradient; got a loss that depends on one; "
             "make the graph with quantized_matmul exact"
