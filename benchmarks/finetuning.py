@@ -1,9 +1,9 @@
 """Measures steps of fine-tuning: all weights, and adapters (LoRA) on frozen weights in bf16.
 
 Models have the shapes of SmolLM2-135M and GPT-2 small. A step's bound is the time of its matrix
-products alone, at the rate that products reach in the full step of the same run. A LoRA step has two
-thirds of the products of a full step, because frozen weights have no gradients, and those of the
-adapters. transformers trains all weights and PEFT the adapters, in pure bf16; each mode is a
+products alone, those of attention included, at the rate that products of weights reach in the full
+step of the same run. A LoRA step has two thirds of the products of a full step, because frozen
+weights have no gradients, and those of the adapters. transformers trains all weights and PEFT the adapters, in pure bf16; each mode is a
 process, rounds visit all modes in turn, and medians are compared. The last figure is the planned
 memory of a LoRA step of a 1.1B model, without the activations, relative to its weights.
 
@@ -109,6 +109,12 @@ def flops_of(shape: dict[str, Any], threads: int) -> float:
     return sum(row.flops for row in describe(make_plan(shape, "full", threads)).values())
 
 
+def attention_flops(shape: dict[str, Any]) -> float:
+    """Operations of the products of causal attention in a step: two forward, four backward."""
+    forward = 2.0 * BATCH * CONTEXT**2 * shape["hidden_size"] * shape["num_hidden_layers"]
+    return 3.0 * forward
+
+
 def adapter_flops(shape: dict[str, Any]) -> float:
     """Operations of the products of all adapters in a step: forward, input and weight gradients."""
     config = llama.LlamaConfig(**shape)
@@ -172,8 +178,8 @@ def measure(name: str, options: argparse.Namespace) -> None:
         for contestant in contestants:
             contestant.close()
     flops, products_s = flops_of(SHAPES[name], options.threads), seconds["tilewise:products"]
-    rate = flops / products_s
-    bounds = {"full": products_s, "lora": products_s * 2 / 3 + adapter_flops(SHAPES[name]) / rate}
+    rate, full = flops / products_s, flops + attention_flops(SHAPES[name])
+    bounds = {"full": full / rate, "lora": (full * 2 / 3 + adapter_flops(SHAPES[name])) / rate}
     tokens = BATCH * CONTEXT
     for kind, who in (("full", "transformers"), ("lora", "PEFT")):
         own, peer = seconds[f"tilewise:{kind}"], seconds.get(f"torch:{kind}")

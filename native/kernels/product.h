@@ -16,6 +16,9 @@ namespace tilewise::kernels::TILEWISE_ISA_NS {
 inline constexpr int64_t kPanelGroupBytes = 4352 << 10;  // panels packed together; L2 must have room for two at a time
 // Row blocks per batch if panels are not in L2: three, or as many as a fast multiplier needs to cover a panel's load.
 inline constexpr int64_t kMostBatchBytes = 640 << 10;
+// Panels of a thin product have at most so many bytes. Each row block runs over all of them, so that results are
+// written along rows.
+inline constexpr int64_t kThinBytes = 128 << 10;
 inline constexpr int64_t kStateBytes = 11 << 20;
 inline constexpr int64_t kStreamAhead = 8 << 10;  // prefetch distance in bytes of a single row block
 inline constexpr int64_t kSuperRows = 2016;  // rows that share one pass over the panels
@@ -93,6 +96,8 @@ class Product {
     const int64_t num_blocks = kGroupOf<typename Op::Dot> > 1 ? super_ / kMost : 3;
     if (!Op::kPacksPanels) batch_ = larger(batch_, smaller(num_blocks, kMostBatchBytes / (block_bytes + 1)));
     batch_ = larger(int64_t{1}, smaller(super_ / kMost, batch_));
+    is_thin_ = Op::kLayout == ALayout::kRows && group_ * longest * kPanel * 4 <= kThinBytes;
+    if (is_thin_) batch_ = 1;
     a_pack_ = carver.take<uint32_t>(batch_ * a_words_ * kWords);
     packed_ = kWords > 1 ? carver.take<uint32_t>(batch_ * a_words_) : a_pack_;
     panel_words_ = round_up(blocking.max_steps, 16) * kStepOfPanel + 32;
@@ -210,7 +215,8 @@ class Product {
       call.every_piece = every_piece;
       call.pieces = pieces_;
       call.rows = height;
-      if (is_last) op_.expect(row, height, first_ + p, call.expected);
+      const int64_t expected = first_ + p + (is_thin_ && p + 1 < count_ ? 1 : 0);  // a short call is too late for its own
+      if (is_last) op_.expect(row, height, expected, call.expected);
       if (w > 0) prefetch_state(window, height, b + 1 < end ? state_of(p, b + 1) : state_of(p + 1, block));
       if constexpr (requires { op_.multiply(height, call); }) {
         op_.multiply(height, call);
@@ -248,7 +254,7 @@ class Product {
   Op& op_;
   const Blocking& blocking_;
   int64_t panels_, group_, super_, batch_, entries_, a_words_, panel_words_;
-  bool keeps_state_;
+  bool keeps_state_, is_thin_;
   uint32_t *a_pack_, *packed_;  // the same memory unless words are widened
   uint32_t* b_pack_;
   float* state_;
