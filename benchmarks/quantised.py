@@ -158,7 +158,9 @@ def show_file(path: Path, title: str, kind: str, rounds: Rounds, bandwidth: floa
     cores = len(os.sched_getaffinity(0))
     most = max(measure_peak("peak_bf16", cores) for _ in range(2)) / flops_of_a_prompt_token(path)
     is_grouped = f"decode{BY_GROUP}" in rounds.seconds
-    for run_of, (must, goal) in ((r, PREFILL if "prompt" in r else DECODE) for r in rounds.seconds if LLAMA not in r):
+    for run_of, (must, goal) in (
+        (r, PREFILL if "prompt" in r else DECODE) for r in rounds.seconds if LLAMA not in r
+    ):
         side = run_of.removesuffix(BY_GROUP)
         count, bound = (1, limit) if side == "decode" else (PROMPT, most)
         theirs = {LLAMA: count / rounds.best(f"{LLAMA} {side}")} if has_llama else {}

@@ -107,7 +107,9 @@ KERNEL_FORMATS = (
 """Formats that kernels read, in the order of native/kernels/quantised/formats.cc. Weights in other
 formats are expanded to bf16 when they are loaded.
 """
-_GROUPED = {name for name in KERNEL_FORMATS if "4" in name and "e4m3" not in name}  # those with codes of 4 bits
+_GROUPED = {
+    name for name in KERNEL_FORMATS if "4" in name and "e4m3" not in name
+}  # those with codes of 4 bits
 _NUMBERS = {name: number for number, name in enumerate(KERNEL_FORMATS)}
 
 

@@ -175,7 +175,9 @@ class TensorMethods(Declarations):
         """
         one, other = self.draft.own("matmul", a), self.draft.own("matmul", b)
         if other.kind == "parameter" and not trans_a:
-            return self.op(self._product_with(other.spec, trans_b), [a, b, residual, None], transpose=trans_b)[0]
+            return self.op(
+                self._product_with(other.spec, trans_b), [a, b, residual, None], transpose=trans_b
+            )[0]
         with self.all_or_nothing():
             if other.kind == "parameter":
                 return self.matmul(self.transpose(a), b, trans_b=trans_b, residual=residual)

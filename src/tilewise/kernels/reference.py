@@ -58,7 +58,9 @@ def matmul_quantised(
     is_grouped: bool = False,
 ) -> F64:
     """`matmul` with weights in blocks of a format. A product by group does not round them."""
-    numbers = form.dequantise if is_grouped and form.has_grouped_product else partial(quantised_numbers, form=form)
+    numbers = (
+        form.dequantise if is_grouped and form.has_grouped_product else partial(quantised_numbers, form=form)
+    )
     return matmul(residual, [(a, numbers(w)) for a, w in terms], ranges)
 
 

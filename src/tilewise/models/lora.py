@@ -210,6 +210,9 @@ def _check_targets(
     others = [m for name in missing for m in modules if f".{m}".endswith(f".{name}")]
     examples = ", ".join(sorted({m.rpartition(".")[2] for m in linears}))
     rule, advice = "target_modules must be linear modules of the model", f"choose among {examples}"
+    head = HEAD.rpartition(".")[0]
+    if head in missing and head not in modules:
+        _validate.invalid("layout", rule, f"{head!r}, which is tied to the embedding", "remove it")
     if others:
         _validate.invalid("layout", rule, f"{others[0]!r}, which is not linear", advice)
     if not targets:

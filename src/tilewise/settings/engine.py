@@ -285,9 +285,12 @@ class EngineSettings:
         paths: dict[str, str] = {}
         for entry in _validate.sequence("engine", "lora_modules", self.lora_modules, "NAME=PATH"):
             name, _, path = entry.partition("=") if isinstance(entry, str) else ("", "", "")
-            if not name.isprintable() or not name or not path or name in paths:
-                rule = "lora_modules must be NAME=PATH, each name once"
-                _validate.invalid("engine", rule, shown(entry), "write --lora pirate=runs/pirate/adapter")
+            if not name.isprintable() or not name or not path:
+                rule, advice = "lora_modules must be NAME=PATH", "write --lora pirate=runs/pirate/adapter"
+                _validate.invalid("engine", rule, shown(entry), advice)
+            if name in paths:
+                rule = "every adapter must have a name of its own"
+                _validate.invalid("engine", rule, f"{name!r} for {paths[name]} and {path}", "rename one")
             paths[name] = path
         if paths and self.load_format == "dummy":
             rule, advice = "adapters need weights from files", "remove one of the settings"

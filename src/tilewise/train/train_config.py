@@ -506,7 +506,7 @@ class TrainConfig(_Section):
     data: DataSection = DataSection()
     train: TrainSection = TrainSection()
     optimizer: OptimizerSection = OptimizerSection()
-    dpo: DpoSection = DpoSection()
+    dpo: DpoSection | None = None
     distribution: DistributionSection = DistributionSection()
     output: OutputSection = OutputSection()
     lora: LoraSection | None = None
@@ -564,11 +564,16 @@ class TrainConfig(_Section):
 
     @model_validator(mode="after")
     def _pairs_are_trained(self) -> TrainConfig:
-        if not self.data.is_preference and self.dpo != DpoSection():
+        if not self.data.is_preference and self.dpo is not None:
             raise _WrongValue("dpo needs data of type = 'preference'", "set data.type, or remove [dpo]")
         if self.data.is_preference and self.model.path is None:
             raise _WrongValue("data of type = 'preference' needs model.path", "start from a trained model")
         return self
+
+    @property
+    def preference(self) -> DpoSection | None:
+        """`[dpo]` of a run on pairs, where it may be left out; None for other runs."""
+        return (self.dpo or DpoSection()) if self.data.is_preference else None
 
     @property
     def num_sequences(self) -> int:
@@ -584,13 +589,14 @@ class TrainConfig(_Section):
         at their defaults where older checkpoints do not have them. `train.epochs` is omitted, because
         `train.steps` follows from it.
         """
-        sections = self.model_dump(
+        preference = {} if self.preference is None else {"dpo": self.preference.model_dump()}
+        sections = preference | self.model_dump(
             exclude={
                 "model": True,
                 "output": True,
                 "distribution": True,
                 "data": True,
-                **({} if self.data.is_preference else {"dpo": True}),
+                "dpo": True,
                 "train": {*_WITHOUT_EFFECT},
                 "optimizer": True,
                 "lora": True,

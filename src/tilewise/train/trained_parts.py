@@ -51,20 +51,25 @@ class TrainedParts:
         """Freeze what is not trained.
 
         Raises:
-            ConfigError: a pattern of `train.freeze` matches no parameter.
+            ConfigError: a pattern of `train.freeze` matches no parameter, or the patterns match all.
         """
         if self.lora is not None:
             self.lora.freeze_base(graph)
         elif self.freeze:
+            names = [t.spec.name for t in graph.draft.tensors if t.kind == "parameter"]
             try:
-                graph.freeze_parameters(*self.freeze)
+                frozen = graph.freeze_parameters(*self.freeze)
             except ValueError as error:
                 got = str(error).partition("; got ")[2].partition(";")[0]
-                names = [t.spec.name for t in graph.draft.tensors if t.kind == "parameter"]
                 raise ConfigError(
                     f"[train.plan] train.freeze must have patterns of names of parameters; got {got}; use names like "
                     f"{', '.join(names[:3])} and {names[-1]}"
                 ) from None
+            if len(frozen) == len(names):
+                raise ConfigError(
+                    f"[train.plan] train.freeze must leave a parameter that is trained; got {', '.join(self.freeze)}, "
+                    "which matches all; remove a pattern"
+                )
 
     def weights(self, weights: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
         """The weights of the base, and the adapters' initial values."""

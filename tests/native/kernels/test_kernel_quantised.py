@@ -77,7 +77,9 @@ def sum_by_group(name, rows, codes, d, m, begin, end):
         for step in range(first, last, 2):
             for i in (step + 1, step):
                 products = fma(x[:, i, None], codes[None, :, i], products)
-        inside = np.where((np.arange(k0 := 32 * group, k0 + 32) >= first) & (np.arange(k0, k0 + 32) < last), 1, 0)
+        inside = np.where(
+            (np.arange(k0 := 32 * group, k0 + 32) >= first) & (np.arange(k0, k0 + 32) < last), 1, 0
+        )
         pairs = (x[:, k0 : k0 + 32] * inside).astype(np.float32)
         sums = pairs[:, ::2] + pairs[:, 1::2]
         while sums.shape[1] > 1:
@@ -158,7 +160,9 @@ def test_products_by_group_follow_their_definition(isa, name, n, blocks, data):
         codes[0, 0] += 1
         assert not np.array_equal(got, sum_by_group(name, rows, codes, d, low, 0, k))
     else:
-        scale = np.abs(rows.astype(np.float32)) @ np.abs(codes * d.repeat(32, 1) + 8 * np.abs(d).repeat(32, 1)).T
+        scale = (
+            np.abs(rows.astype(np.float32)) @ np.abs(codes * d.repeat(32, 1) + 8 * np.abs(d).repeat(32, 1)).T
+        )
         np.testing.assert_array_less(np.abs(got - expected), 1e-5 * scale + 1e-30)
 
 

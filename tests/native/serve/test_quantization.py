@@ -128,7 +128,7 @@ def test_products_by_group(tmp_path):
     exact = answers(model_dir, quantization="int4")
     assert exact != expected
     first = [[one[1][0] for one in side] for side in (exact, expected)]
-    for (one, other) in zip(*first, strict=True):
+    for one, other in zip(*first, strict=True):
         assert all(abs(one[token] - other[token]) < 0.1 for token in one if token in other)
     assert answers(model_dir, quantization="int8", quantized_matmul="grouped") == answers(
         model_dir, quantization="int8"

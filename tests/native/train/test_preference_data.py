@@ -109,6 +109,7 @@ def test_conversations_without_a_common_beginning_are_rejected(base, tmp_path):
     ("text", "words"),
     [
         ("[data]\ntype = 'preference'\npath = 'x'\n", "data of type = 'preference' needs model.path"),
+        ("[dpo]\n", "dpo needs data of type = 'preference'"),
         ("[dpo]\nbeta = 0.2\n", "dpo needs data of type = 'preference'"),
         (
             "[model]\npath = 'm'\n[data]\ntype = 'preference'\npath = 'x'\ndocuments = 'packed'\n",

@@ -76,7 +76,7 @@ def test_ranks_and_scales_follow_patterns():
     [
         ({"target_modules": ("query",)}, "matches none"),
         ({"target_modules": ("embed_tokens",)}, "not linear"),
-        ({"target_modules": ("lm_head",)}, "matches none"),
+        ({"target_modules": ("q_proj", "lm_head")}, "tied to the embedding"),
         ({"target_modules": "all-linear", "exclude_modules": ".*"}, "matches none"),
         ({"modules_to_save": ("score",)}, "score"),
         ({"modules_to_save": ("embed_tokens",)}, "also the head"),
