@@ -3,9 +3,10 @@
 Models have the shapes of SmolLM2-135M and GPT-2 small. A step's bound is the time of its matrix
 products alone, those of attention included, at the rate that products of weights reach in the full
 step of the same run. A LoRA step has two thirds of the products of a full step, because frozen
-weights have no gradients, and those of the adapters. transformers trains all weights and PEFT the adapters, in pure bf16; each mode is a
-process, rounds visit all modes in turn, and medians are compared. The last figure is the planned
-memory of a LoRA step of a 1.1B model, without the activations, relative to its weights.
+weights have no gradients, and those of the adapters. transformers trains all weights and PEFT the
+adapters, in pure bf16; each mode is a process, rounds visit all modes in turn, and medians are
+compared. The last figure is the planned memory of a LoRA step of a 1.1B model, without the
+activations, relative to its weights.
 
 Run: python benchmarks/finetuning.py [--shapes smollm2 gpt2] [--rounds 3] [--steps 2] [--threads 2] [--without-peers]
 """

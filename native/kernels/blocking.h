@@ -114,8 +114,8 @@ class Blocking {
   void add_copy(const Copy& c) {
     if (num_copies_ > windows[num_windows - 1].first_copy) {
       Copy& last = copies[num_copies_ - 1];
-      const bool whole = (last.end - last.begin) % (layout_.per_step * layout_.group) == 0 &&
-                         layout_.step_in_group(last.begin) == 0;
+      const bool whole =
+          (last.end - last.begin) % (layout_.per_step * layout_.group) == 0 && layout_.step_in_group(last.begin) == 0;
       const bool joined = layout_.layout != ALayout::kRows || position_ % kBlockSteps != 0;
       if (last.term == c.term && last.end == c.begin && whole && joined) {
         last.end = c.end;

@@ -215,8 +215,8 @@ class Product {
       call.every_piece = every_piece;
       call.pieces = pieces_;
       call.rows = height;
-      const int64_t expected = first_ + p + (is_thin_ && p + 1 < count_ ? 1 : 0);  // a short call is too late for its own
-      if (is_last) op_.expect(row, height, expected, call.expected);
+      const bool is_short = is_thin_ && p + 1 < count_;  // too short to prefetch what it writes itself
+      if (is_last) op_.expect(row, height, first_ + p + (is_short ? 1 : 0), call.expected);
       if (w > 0) prefetch_state(window, height, b + 1 < end ? state_of(p, b + 1) : state_of(p + 1, block));
       if constexpr (requires { op_.multiply(height, call); }) {
         op_.multiply(height, call);

@@ -145,7 +145,8 @@ TILEWISE_INLINE void add_group_of_rows(const uint8_t* block, int group, int half
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
       totals[r][p] = add_group<kHasMinimum<F>, F::kMeaning == Meaning::kZeroPoint>(
-          totals[r][p], sums[r][p], (__m512)scales.d, (__m512)scales.m, _mm512_set1_ps(bits_of<float>(x[r * kRowStride])));
+          totals[r][p], sums[r][p], (__m512)scales.d, (__m512)scales.m,
+          _mm512_set1_ps(bits_of<float>(x[r * kRowStride])));
   }
 }
 

@@ -57,7 +57,8 @@ TILEWISE_INLINE void add_to_rows(const GroupedSegment& x, int first) {
 
 template <int R, bool HasMinimum, bool IsZeroPoint>
 void add_groups(const GroupedSegment& x) {
-  add_to_rows<R < kRowsAtATime ? R : kRowsAtATime, HasMinimum, IsZeroPoint>(x, 0);
+  constexpr int kFirst = R < kRowsAtATime ? R : kRowsAtATime;
+  add_to_rows<kFirst, HasMinimum, IsZeroPoint>(x, 0);
   if constexpr (R > kRowsAtATime) add_to_rows<R - kRowsAtATime, HasMinimum, IsZeroPoint>(x, kRowsAtATime);
 }
 

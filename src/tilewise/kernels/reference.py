@@ -8,7 +8,6 @@ native kernels with these functions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -58,10 +57,9 @@ def matmul_quantised(
     is_grouped: bool = False,
 ) -> F64:
     """`matmul` with weights in blocks of a format. A product by group does not round them."""
-    numbers = (
-        form.dequantise if is_grouped and form.has_grouped_product else partial(quantised_numbers, form=form)
-    )
-    return matmul(residual, [(a, numbers(w)) for a, w in terms], ranges)
+    by_group = is_grouped and form.has_grouped_product
+    plain = [(a, form.dequantise(w) if by_group else quantised_numbers(w, form)) for a, w in terms]
+    return matmul(residual, plain, ranges)
 
 
 def matmul_dx(

@@ -800,7 +800,7 @@ def _keys_of_sections() -> dict[str, list[str]]:
 
 def _sections() -> Mapping[str, type[_Section]]:
     """The class of every section, by name."""
-    return {name: type(value) for name, value in TrainConfig(lora=None)} | {"lora": LoraSection}
+    return {name: type(value) for name, value in TrainConfig()} | {"dpo": DpoSection, "lora": LoraSection}
 
 
 _MISSPELLED = 0.87  # similarity above which a key of [model] is a misspelled one; real keys are less similar

@@ -88,7 +88,7 @@ def test_mistakes(model_dir, adapters, tmp_path):
     ):
         engine.stream([{"prompt": "x", "lora": "pirate"}], WAY)
     for entries in (["poet"], ["=x"], ["a=x", "a=y"], [3], "a=x"):
-        with pytest.raises(ConfigError, match="lora_modules|a name of its own; got 'a' for x and y"):
+        with pytest.raises(ConfigError, match=r"lora_modules|a name of its own; got 'a' for x and y"):
             Engine(model_dir, lora_modules=entries)
     with pytest.raises(CheckpointError, match="adapter_config"):
         Engine(model_dir, lora_modules=[f"a={tmp_path}"])

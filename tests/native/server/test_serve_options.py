@@ -41,6 +41,7 @@ ENGINE = {
     "load-format": ("dummy", "dummy"),
     "lora": ("a=b", ["a=b"]),
     "quantization": ("int4", "int4"),
+    "quantized-matmul": ("grouped", "grouped"),
     "kv-cache-dtype": ("int8", "int8"),
     "max-model-len": ("1k", 1000),
     "max-num-seqs": ("4", 4),

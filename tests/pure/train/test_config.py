@@ -11,6 +11,7 @@ from tilewise.train.lora_section import LoraSection
 from tilewise.train.train_config import (
     DataSection,
     DataSource,
+    DpoSection,
     OutputSection,
     TrainConfig,
     is_changeable,
@@ -35,7 +36,8 @@ def test_example_is_valid_and_complete():
     text = path.read_text()
     sections = [section for section in config.model_dump().values() if section is not None]
     keys = [key for section in sections for key in section if key != "sources"]
-    missing = [key for key in (*keys, *DataSource.model_fields, *LoraSection.model_fields) if key not in text]
+    others = [key for section in (DataSource, DpoSection, LoraSection) for key in section.model_fields]
+    missing = [key for key in (*keys, *others) if key not in text]
     assert not missing
 
 
