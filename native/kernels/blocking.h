@@ -27,11 +27,10 @@ struct Window {
 struct StepLayout {
   ALayout layout;
   int per_step;  // elements
-  int group;     // in steps: ranges begin and are cut at multiples of it
+  int group;     // in steps: ranges are cut at multiples of it, counted from their begin
   int64_t block_words;  // of kBlockSteps steps of row-major A
   int64_t panel_step = kPanel;  // words of a step of a packed panel
-  // Ranges are cut where elements along k are multiples of `group` steps, not where they are counted from the range's
-  // begin. A group has elements of one range only.
+  // Multiples of `group` steps are counted along k instead. A group in a pack has elements of one range only.
   bool keeps_groups = false;
 
   template <class D>
@@ -61,8 +60,9 @@ class Blocking {
 
   /// Adds elements [begin, end) of a term to the current k split.
   void add(int32_t term, int64_t begin, int64_t end) {
+    if (begin >= end) return;
     position_ = round_up(position_, layout_.group);
-    if (begin < end && position_ == window_steps_) open_window(true);
+    if (position_ == window_steps_) open_window(true);
     position_ += layout_.step_in_group(begin);
     while (begin < end) {
       if (position_ == window_steps_) open_window(true);

@@ -266,7 +266,7 @@ template <class D>
 struct QuantisedProduct : QuantisedBlocks<D> {
   const QuantisedFormat* format;
 
-  using Type = D;
+  using Element = D;
 
   void prepare(const MatmulQuantisedKernel& call) {
     format = &kFormats[call.format];
@@ -274,11 +274,11 @@ struct QuantisedProduct : QuantisedBlocks<D> {
   }
 };
 
-/// What products by group (quantised/grouped.h) have in common.
+/// What grouped products (quantised/grouped.h) have in common.
 template <class Base>
 struct GroupedProduct : Base {
   static constexpr StepLayout layout() {
-    StepLayout layout = StepLayout::of<typename Base::Type>(Base::kLayout);
+    StepLayout layout = StepLayout::of<typename Base::Element>(Base::kLayout);
     layout.group = kGroupSteps;
     layout.panel_step = panel_step_of<Base>();
     layout.keeps_groups = true;
@@ -515,10 +515,10 @@ void run_in_registers(const MatmulQuantisedKernel& call) {
   if constexpr (kRegisterRows > 0) run_weight_product<QuantisedRows, D>(call);
 }
 
-template <class D>
-void run_by_group(const MatmulQuantisedKernel& call) {
+template <class InRegisters>
+void run_grouped(const MatmulQuantisedKernel& call) {
   if constexpr (kGroupedRows > 0)
-    if (call.out.rows <= kGroupedRows) return run_weight_product<GroupedRows, D>(call);
+    if (call.out.rows <= kGroupedRows) return run_weight_product<GroupedRows, InRegisters>(call);
   run_weight_product<GroupedForward, BF16>(call);
 }
 
@@ -535,11 +535,11 @@ void run_by_group(const MatmulQuantisedKernel& call) {
 //   bytes 2 * m * (n + k) + 4 * n * k / 8
 //   let steps = sum(max(0, end - begin) for begin, end in zip(range[::2], range[1::2]))
 //   scratch product_scratch(steps, len(range) // 2)
-/// `matmul` with the numbers that the blocks mean, rounded to bf16; `is_grouped`: with a product by group, for formats
-/// of 4 bits (docs/numerics.md, rule 12). `format` is the number of the weights' format.
+/// `matmul` with the numbers that the blocks mean, rounded to bf16; `is_grouped`: with a grouped product, for formats of
+/// 4 bits (docs/numerics.md, rule 12). `format` is the number of the weights' format.
 void MatmulQuantisedKernel::run() const {
   if (is_grouped && kFormats[format].grouped.expand_codes) {
-    run_by_group<BF16InRegisters>(*this);
+    run_grouped<BF16InRegisters>(*this);
   } else if (out.rows <= kRegisterRows) {
     run_in_registers<BF16InRegisters>(*this);
   } else if (out.rows <= kRowsOf<ProductBF16::Dot>) {

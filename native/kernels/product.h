@@ -86,8 +86,9 @@ class Product {
     keeps_state_ = blocking.num_windows > 1;
     entries_ = 1 + blocking.max_depth;
     const int64_t state_per_panel = keeps_state_ ? super_ / kMost * entries_ * kEntry * 4 : 0;
+    const int64_t panel_bytes = longest * kStepOfPanel * 4;
     group_ = panels_;
-    if (Op::kPacksPanels) group_ = larger(int64_t{1}, kPanelGroupBytes / (longest * kPanel * 4));
+    if (Op::kPacksPanels) group_ = larger(int64_t{1}, kPanelGroupBytes / panel_bytes);
     if (keeps_state_) group_ = smaller(group_, larger(int64_t{1}, kStateBytes / state_per_panel));
     group_ = smaller(smaller(group_, panels_), op.max_group);
     a_words_ = words_of(blocking.max_steps) + (Op::kLayout == ALayout::kRows ? 0 : kStepWords);
@@ -96,11 +97,11 @@ class Product {
     const int64_t num_blocks = kGroupOf<typename Op::Dot> > 1 ? super_ / kMost : 3;
     if (!Op::kPacksPanels) batch_ = larger(batch_, smaller(num_blocks, kMostBatchBytes / (block_bytes + 1)));
     batch_ = larger(int64_t{1}, smaller(super_ / kMost, batch_));
-    is_thin_ = Op::kLayout == ALayout::kRows && group_ * longest * kPanel * 4 <= kThinBytes;
+    is_thin_ = Op::kLayout == ALayout::kRows && group_ * panel_bytes <= kThinBytes;
     if (is_thin_) batch_ = 1;
     a_pack_ = carver.take<uint32_t>(batch_ * a_words_ * kWords);
     packed_ = kWords > 1 ? carver.take<uint32_t>(batch_ * a_words_) : a_pack_;
-    panel_words_ = round_up(blocking.max_steps, 16) * kStepOfPanel + 32;
+    panel_words_ = blocking.max_steps * kStepOfPanel + kPaddingOfPanel;
     b_pack_ = carver.take<uint32_t>(Op::kPacksPanels ? group_ * panel_words_ : 0);
     state_ = carver.take<float>(keeps_state_ ? group_ * state_per_panel / 4 : entries_ * kEntry);
     int64_t most = 1;
@@ -128,6 +129,7 @@ class Product {
   static constexpr int64_t kEntry = kMost * kPanel;
   static constexpr int64_t kWords = kWordsOf<typename Op::Dot>;
   static constexpr int64_t kStepOfPanel = panel_step_of<Op>();
+  static constexpr int64_t kPaddingOfPanel = kStepOfPanel == kPanel ? 32 : 16 * kStepOfPanel;  // up to a whole group
 
   /// The first row of a block. Heights differ by at most one. For tile registers, where a partial block takes as long
   /// as a full one, all blocks but the last are full.

@@ -10,7 +10,7 @@ inline constexpr int kRegisterRows = 16;
 #else
 inline constexpr int kRegisterRows = 0;
 #endif
-/// The same of products by group, which never use tile registers: these would be stored after every group.
+/// The same of grouped products, which never use tile registers: these would be stored after every group.
 #if defined(__AVX512BF16__)
 inline constexpr int kGroupedRows = 16;
 #else
@@ -35,7 +35,7 @@ struct QuantisedFormat {
   /// Micro-kernels of 1 to kRegisterRows rows, at x.rows - 1.
   FewRows few[kRegisterRows + 1];
 
-  /// For products by group (grouped.h). `expand_codes` is nullptr where a format has none.
+  /// For grouped products (grouped.h). `expand_codes` is nullptr where a format has none.
   struct Grouped {
     /// Whole groups that have elements in [begin, end), as words [group][16 * kGroupedStep].
     void (*expand_codes)(const uint8_t* panel, int64_t block, int64_t begin, int64_t end, uint32_t* to);

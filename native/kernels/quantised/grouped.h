@@ -1,5 +1,5 @@
-// Products by group of quantised weights (docs/numerics.md, rule 12): codes are multiplied, and the scales are applied
-// to the sum of each group.
+// Grouped products of quantised weights (docs/numerics.md, rule 12): codes are multiplied, and the scales are applied to
+// the sum of each group.
 //
 // Formats with codes of 4 bits have them: codes are exact in bf16, and scales hold for whole groups of 32 elements. A
 // packed row of activations has, after each 128 steps, the sums of its 8 groups, in the words that keep rows apart. A
@@ -10,7 +10,7 @@
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 
 template <class F>
-inline constexpr bool kHasGroupedProduct = F::kBits == 4;
+inline constexpr bool kHasGroupedProduct = F::kBits == 4 && F::kSpan >= kGroup;
 inline constexpr int kGroupedStep = kPanel + 2 * kPanel / kGroupSteps;  // words of a step, with its share of the scales
 static_assert(kBlockSteps + kBlockSteps / kGroupSteps <= kRowStride);
 
@@ -56,8 +56,6 @@ using AddGroups = void (*)(const GroupedSegment& segment);
 
 /// Adds the groups of a segment to the totals of 1 to kMaxRows rows.
 AddGroups find_add_groups(bool has_minimum, bool is_zero_point, int64_t rows);
-
-inline constexpr int64_t kPrefetchedWords = 2 * kGroupSteps * kGroupedStep;  // distance while rows are multiplied
 
 /// A word of packed rows.
 TILEWISE_INLINE uint32_t whole_word(const uint32_t* word) {

@@ -350,7 +350,7 @@ TILEWISE_INLINE void expand_group(const uint8_t* block, int group, uint32_t* to)
 #endif
 }
 
-/// What products by group (grouped.h) subtract from codes.
+/// What grouped products (grouped.h) subtract from codes.
 template <class F>
 inline constexpr int kMiddle = F::kMeaning == Meaning::kZeroPoint ? 8 : F::kOffset;
 
@@ -419,9 +419,9 @@ TILEWISE_INLINE void expand_codes(const uint8_t* block, int group, uint32_t* to)
 #endif
   auto* scales = reinterpret_cast<float*>(to + kGroupSteps * kPanel);
   for (int part = 0; part < 2; ++part) {
-    const GroupScales<F> of(block, group, part);
-    __builtin_memcpy(scales + 16 * part, &of.d, sizeof of.d);
-    __builtin_memcpy(scales + kPanel + 16 * part, &of.m, sizeof of.m);
+    const GroupScales<F> rows(block, group, part);
+    __builtin_memcpy(scales + 16 * part, &rows.d, sizeof rows.d);
+    __builtin_memcpy(scales + kPanel + 16 * part, &rows.m, sizeof rows.m);
   }
 }
 

@@ -107,9 +107,10 @@ KERNEL_FORMATS = (
 """Formats that kernels read, in the order of native/kernels/quantised/formats.cc. Weights in other
 formats are expanded to bf16 when they are loaded.
 """
-_GROUPED = {
-    name for name in KERNEL_FORMATS if "4" in name and "e4m3" not in name
-}  # those with codes of 4 bits
+_GROUPED = {  # those with codes of 4 bits
+    *("q4_0", "q4_1", "q4_k", "iq4_nl", "iq4_xs", "mxfp4"),
+    *(f"int4_g{block}{scale}" for block in (32, 64, 128) for scale in ("", "_bf16")),
+}
 _NUMBERS = {name: number for number, name in enumerate(KERNEL_FORMATS)}
 
 

@@ -40,9 +40,9 @@ class GraphBuilder(ComposedMethods):
             with unequal shares. None: what the model prefers, or 8.
         formats: the formats of quantised weights (`tilewise.formats`), by the parameters' full names.
             A weight that is not listed is stored in its dtype.
-        quantized_matmul: how products use quantised weights: exact, with the bf16 numbers that they mean;
-            or grouped, with scales on sums of 32 products, where a format has 4 bits
-            (docs/numerics.md, rule 12). Grouped products are faster for few rows and have no gradient.
+        quantized_matmul: how products use quantised weights. `exact`: with the bf16 numbers that they
+            mean. `grouped`: those of formats of 4 bits, with a transposed weight, scale sums of 32
+            products (docs/numerics.md, rule 12); they are faster for few rows and have no gradient.
         adapters: low-rank adapters (`Adapter`) of weights of `nn.linear`, by the weights' full names.
 
     Attributes:

@@ -163,7 +163,8 @@ class ComposedMethods(TensorMethods):
         }
         with self.all_or_nothing():
             windows = self.op("unfold", [x], image=sizes[1:], **pairs)[0]
-            y = self.op("linear", [windows, weight, None, None], transpose=True)[0]
+            op = self._product_with(self.draft.own("conv2d", weight).spec, True)
+            y = self.op(op, [windows, weight, None, None], transpose=True)[0]
             if bias is not None:
                 y = self.op("add_bias", [y, bias])[0]
             down, right = (

@@ -56,9 +56,9 @@ def matmul_quantised(
     *,
     is_grouped: bool = False,
 ) -> F64:
-    """`matmul` with weights in blocks of a format. A product by group does not round them."""
-    by_group = is_grouped and form.has_grouped_product
-    plain = [(a, form.dequantise(w) if by_group else quantised_numbers(w, form)) for a, w in terms]
+    """`matmul` with weights in blocks of a format. A grouped product does not round them."""
+    has_groups = is_grouped and form.has_grouped_product
+    plain = [(a, form.dequantise(w) if has_groups else quantised_numbers(w, form)) for a, w in terms]
     return matmul(residual, plain, ranges)
 
 

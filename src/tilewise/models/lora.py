@@ -146,7 +146,8 @@ def lora_layout(config: ModelConfig, lora: LoraConfig) -> LoraLayout:
         if lora.is_target(module, defaults)
         and not (lora.target_modules == "all-linear" and tensor.name == HEAD)
     }
-    _check_targets(lora, stored, linears, targets)
+    is_tied = not is_encoder(config) and not any(tensor.name == HEAD for tensor in stored)
+    _check_targets(lora, stored, linears, targets, is_tied=is_tied)
     saved = [tensor for tensor in stored if lora.modules_to_save and lora.is_saved(_module_of(tensor))]
     _check_saved(config, lora, stored, saved)
     adapters, table, own_shapes = dict[str, Adapter](), list[StoredTensor](), dict[str, tuple[int, ...]]()
@@ -203,7 +204,10 @@ def _check_targets(
     stored: Sequence[StoredTensor],
     linears: Mapping[str, StoredTensor],
     targets: Mapping[str, StoredTensor],
+    *,
+    is_tied: bool,
 ) -> None:
+    """`is_tied`: the model has a head whose weight is the embedding."""
     modules = dict.fromkeys(map(_module_of, stored))
     listed = lora.target_modules if isinstance(lora.target_modules, tuple) else ()
     missing = [name for name in listed if not any(f".{m}".endswith(f".{name}") for m in linears)]
@@ -211,7 +215,7 @@ def _check_targets(
     examples = ", ".join(sorted({m.rpartition(".")[2] for m in linears}))
     rule, advice = "target_modules must be linear modules of the model", f"choose among {examples}"
     head = HEAD.rpartition(".")[0]
-    if head in missing and head not in modules:
+    if head in missing and is_tied:
         _validate.invalid("layout", rule, f"{head!r}, which is tied to the embedding", "remove it")
     if others:
         _validate.invalid("layout", rule, f"{others[0]!r}, which is not linear", advice)

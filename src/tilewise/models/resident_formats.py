@@ -56,8 +56,8 @@ def plan_in_formats(
             return plan(formats), formats
         except PartialBlocks as error:
             alike = [name for name in formats if f".{name}".endswith(f".{error.parameter}")]
-            if is_grouped and FORMATS[formats[alike[0]]].has_grouped_product:
-                raise
+            if is_grouped and any(FORMATS[formats[name]].has_grouped_product for name in alike):
+                raise PartialBlocks(f"{error}, or quantized_matmul exact", error.parameter) from None
             get_logger("models").warning(
                 "%d quantised weights like %s are expanded to bf16, because the devices cannot hold whole blocks of "
                 "%d elements each",

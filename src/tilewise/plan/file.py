@@ -30,7 +30,7 @@ __all__ = ["MAX_BYTES", "decode_plan", "digest_of", "encode_plan", "read_content
 
 MAX_BYTES = 1 << 30  # size of a file, mostly constants
 _MAX_ROWS_BYTES = 256 << 20
-_VERSION = 5
+_VERSION = 6
 _LINE = re.compile(rb"tilewise plan ([0-9]{1,9}) ([0-9a-f]{64})\n")
 _LONGEST_LINE = 100
 _LENGTH_BYTES = 8

@@ -18,6 +18,7 @@ from tilewise.checkpoint import formats_of, load_generation_config, load_tokeniz
 from tilewise.core import ResourceError, Validator, choose_dtype, dtype, get_logger
 from tilewise.core.limits import available_memory, num_cores
 from tilewise.core.sizes import format_bytes
+from tilewise.formats import FORMATS
 from tilewise.models import BLOCK_SIZE
 from tilewise.models.registry import maker_of
 from tilewise.serve.scheduler import Limits, num_blocks_for
@@ -121,6 +122,12 @@ class ServedModel:
         self.stored_dtypes = frozenset(str(tensor.dtype) for tensor in weights.values())
         memory_bytes = available_memory() if memory_bytes is None else memory_bytes
         self._formats: Mapping[str, str] = formats_of(weights) if self.dtype == "bf16" else {}
+        self._is_grouped = settings.quantized_matmul == "grouped"
+        if self._is_grouped and not any(FORMATS[form].has_grouped_product for form in self._formats.values()):
+            get_logger("serve").warning(
+                "quantized_matmul grouped has no effect, because no weight has 4 bits in memory (dtype %s)",
+                self.dtype,
+            )
         plan = self._plan_within(memory_bytes)
         self.max_blocks = num_blocks_for(self.limits.max_context)
         self.cache_bytes = _cache_bytes(plan)
@@ -141,8 +148,9 @@ class ServedModel:
 
     def _plan(self) -> Plan:
         """Plan the decoding graph for the current limits."""
-        is_grouped = self.settings.quantized_matmul == "grouped"
-        plan, self._formats = models.plan_in_formats(self._formats, self._plan_with, is_grouped=is_grouped)
+        plan, self._formats = models.plan_in_formats(
+            self._formats, self._plan_with, is_grouped=self._is_grouped
+        )
         return plan
 
     def _plan_with(self, formats: Mapping[str, str]) -> Plan:

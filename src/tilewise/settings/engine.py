@@ -139,9 +139,9 @@ class EngineSettings:
     )
     quantized_matmul: str = setting(
         "exact",
-        "exact: products use the bf16 numbers that quantised weights mean; grouped: they multiply codes of 4 bits and "
-        "apply the scales to sums of 32 products, which generates few texts faster and gives another, equally "
-        "accurate text.",
+        "exact: dequantise weights to bf16 before products; grouped: multiply codes of 4 bits and scale the sums of 32 "
+        "products in fp32, which is faster for small batches, slower for long prompts, and differs in the last bits. "
+        "Weights of other sizes are not affected.",
         choices=QUANTIZED_MATMULS,
         panel=_PANEL,
         metavar="HOW",
@@ -289,7 +289,7 @@ class EngineSettings:
                 rule, advice = "lora_modules must be NAME=PATH", "write --lora pirate=runs/pirate/adapter"
                 _validate.invalid("engine", rule, shown(entry), advice)
             if name in paths:
-                rule = "every adapter must have a name of its own"
+                rule = "every adapter of lora_modules must have a name of its own"
                 _validate.invalid("engine", rule, f"{name!r} for {paths[name]} and {path}", "rename one")
             paths[name] = path
         if paths and self.load_format == "dummy":

@@ -68,7 +68,7 @@ class TrainedParts:
             if len(frozen) == len(names):
                 raise ConfigError(
                     f"[train.plan] train.freeze must leave a parameter that is trained; got {', '.join(self.freeze)}, "
-                    "which matches all; remove a pattern"
+                    "which match all parameters; remove a pattern"
                 )
 
     def weights(self, weights: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:

@@ -92,6 +92,17 @@ def sum_by_group(name, rows, codes, d, m, begin, end):
     return total
 
 
+def grouped_product(name, rows, codes, d, m, ranges):
+    """The sum over one or more k splits, those of two to the bit."""
+    parts = [sum_by_group(name, rows, codes, d, m, *span) for span in ranges if span[0] < span[1]]
+    return sum(parts[1:], parts[0])
+
+
+def assert_near(got, expected):
+    """Equal up to the order of sums in fp32."""
+    np.testing.assert_allclose(got, expected, rtol=0, atol=2e-5 * max(np.abs(expected).max(), 1e-3))
+
+
 def test_kernels_know_the_formats():
     """The native table has the formats by their numbers, with the same blocks."""
     expected = [(name, FORMATS[name].block, FORMATS[name].block_bytes) for name in KERNEL_FORMATS]
@@ -142,8 +153,8 @@ def test_products_and_rows_are_those_of_the_numbers(isa, name, n, blocks, m, dat
 
 @pytest.mark.parametrize("isa", LEVELS)
 @given(st.sampled_from(["q4_0", "q4_1", "int4_g64"]), st.integers(1, 70), st.integers(1, 20), st.data())
-@settings(max_examples=15, deadline=None)
-def test_products_by_group_follow_their_definition(isa, name, n, blocks, data):
+@settings(max_examples=40, deadline=None)
+def test_grouped_products_follow_their_definition(isa, name, n, blocks, data):
     """To the bit where products of bf16 are those of fp32; and a code that differs shows."""
     form, m = FORMATS[name], data.draw(st.integers(1, 20))
     k = form.block * blocks
@@ -153,26 +164,19 @@ def test_products_by_group_follow_their_definition(isa, name, n, blocks, data):
     rows = random(rng(m), m, k, "bf16")
     ranges = [(0, middle), (middle, k)]
     got = product("matmul_quantised", [form.number, 1], rows, packed, ranges, isa, "f32")
-    parts = [sum_by_group(name, rows, codes, d, low, *span) for span in ranges if span[0] < span[1]]
-    expected = parts[0] + parts[1] if len(parts) == 2 else parts[0]
+    expected = grouped_product(name, rows, codes, d, low, ranges)
     if isa in ("avx2", "avx512"):
         assert_same_bits(got, expected)
         codes[0, 0] += 1
-        assert not np.array_equal(got, sum_by_group(name, rows, codes, d, low, 0, k))
-    else:
-        scale = (
-            np.abs(rows.astype(np.float32)) @ np.abs(codes * d.repeat(32, 1) + 8 * np.abs(d).repeat(32, 1)).T
-        )
-        np.testing.assert_array_less(np.abs(got - expected), 1e-5 * scale + 1e-30)
+        assert not np.array_equal(got, grouped_product(name, rows, codes, d, low, ranges))
+    assert_near(got, expected)
 
 
 @pytest.mark.parametrize("isa", LEVELS)
 @given(st.sampled_from(KERNEL_FORMATS), st.sampled_from([2, 3, 4, 5, 8, 14, 15, 16, 17, 33]), st.data())
-@settings(max_examples=25, deadline=None)
-def test_products_by_group_of_any_number_of_rows(isa, name, m, data):
-    """Every row has the bits of a product with that row alone, in any format; only those of 4 bits differ
-    from exact products.
-    """
+@settings(max_examples=60, deadline=None)
+def test_grouped_products_of_any_number_of_rows(isa, name, m, data):
+    """Every row has the bits of a product with that row alone, in any format."""
     form = FORMATS[name]
     n, k = data.draw(st.integers(1, 40)), form.block * data.draw(st.integers(1, 3))
     cuts = sorted({0, k, *(2 * data.draw(st.integers(0, k // 2)) for _ in range(3))})
@@ -187,22 +191,47 @@ def test_products_by_group_of_any_number_of_rows(isa, name, m, data):
         for i in range(m)
     ]
     assert_same_bits(results[0], np.concatenate(alone))
-    assert np.array_equal(*results) != form.has_grouped_product
     np.testing.assert_allclose(*results, rtol=0, atol=2e-2 * np.abs(results[1]).max())
 
 
 @pytest.mark.parametrize("isa", LEVELS)
-def test_groups_across_windows(isa):
-    """Windows of many rows may end between ranges that share a group."""
-    form, k = FORMATS["q4_1"], 1280
-    packed, _ = weight("q4_1", 40, k, 1, isa)
-    rows = random(rng(1), 20, k, "bf16")
-    for cut in (510, 512, 1022, 1024, 1026):
+def test_which_formats_have_grouped_products(isa):
+    """Those of 4 bits; others have the bits of exact products."""
+    rows = random(rng(2), 3, 1024, "bf16")
+    for name in KERNEL_FORMATS:
+        form, (packed, _) = FORMATS[name], weight(name, 64, 1024, 2, isa)
         results = [
-            product("matmul_quantised", [form.number, 1], part, packed, [(0, cut), (cut, k)], isa, "f32")
-            for part in (rows, rows[:1])
+            product("matmul_quantised", [form.number, how], rows, packed, [(0, 1024)], isa, "f32")
+            for how in (0, 1)
         ]
-        assert_same_bits(results[0][:1], results[1])
+        assert np.array_equal(*results) != form.has_grouped_product, name
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+def test_groups_across_windows_and_terms(isa):
+    """Windows of many rows may end between ranges that share a group; ranges may be empty."""
+    form, k, count = FORMATS["q4_1"], 2080, 20
+    packed, _ = weight("q4_1", 40, k, 1, isa)
+    rows = random(rng(1), count, k, "bf16")
+    parts = codes_and_scales("q4_1", random_blocks(form, 40, k, 1), k)
+    for cuts in (
+        (0, 510, k),
+        (0, 512, k),
+        (0, 1022, k),
+        (0, 1024, 1024, k),
+        (0, 1026, k),
+        (0, 10, 10, 2048, k),
+    ):
+        ranges = list(pairwise(cuts))
+        got = product("matmul_quantised", [form.number, 1], rows, packed, ranges, isa, "f32")
+        expected = grouped_product("q4_1", rows, *parts, ranges)
+        assert_near(got, expected)
+    for ranges in ([(0, 64), (10, 10), (64, 128), (128, 200)], [(0, 1024), (10, 10), (1024, 2048), (0, 200)]):
+        out, both = empty(count, 40, "f32"), [rows, packed, rows, packed]
+        ints = [form.number, 1, 1, 2, 2, *np.ravel(ranges)]
+        run("matmul_quantised_bf16", [out, None, *both], ints, isa=isa)
+        expected = grouped_product("q4_1", rows, *parts, ranges)
+        assert_near(out, expected)
 
 
 def test_parts_of_a_weight():

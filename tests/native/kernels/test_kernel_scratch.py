@@ -11,7 +11,9 @@ from kernel_checks import NUMPY, every_dtype, every_level, packed, rng
 import tilewise as tw
 from tilewise import models
 from tilewise.core import ResourceError
+from tilewise.formats import FORMATS
 from tilewise.kernels.isa import run
+from tilewise.kernels.quantised import quantised_bytes
 from tilewise.kernels.table import scratch_bytes
 from tilewise.models import llama
 
@@ -80,6 +82,16 @@ def plain(dt, rows, width, inner):
     return "gemm", tiles, [0, 0, 0, 0], []
 
 
+def grouped(_, rows, width, inner, k_splits):
+    """A grouped product of a quantised weight, which is bf16."""
+    form = FORMATS["q4_1"]
+    words = np.zeros(quantised_bytes(form, width, inner) // 4, np.int32)
+    x, w = array("bf16", rows, inner), (words, width, -(-form.row_bytes(inner) // 4))
+    _, _, ints, _ = product("f32", 1, 1, inner, k_splits)
+    tiles = [np.empty((rows, width), NUMPY["bf16"]), None, x, w]
+    return "matmul_quantised", tiles, [form.number, 1, *ints], []
+
+
 CALLS = [
     (backward, (200, 6, 1, 64)),
     (backward, (65, 4, 4, 128)),
@@ -97,6 +109,8 @@ CALLS = [
     (plain_weight_gradient, (4096, 1100, 600, 16)),
     (plain_weight_gradient, (2048, 1100, 2100, 128)),
     (plain, (2030, 70, 900)),
+    (plain, (1, 320_000, 2)),  # as many panels at a time as there may be
+    (grouped, (300, 96, 8192, 64)),
 ]
 
 
@@ -107,8 +121,9 @@ CALLS = [
 def test_a_kernel_runs_in_its_planned_scratch(make, sizes, dt, isa):
     """In exactly the planned amount; a step that does not fit would be an error."""
     base, tiles, ints, floats = make(dt, *sizes)
-    promised = scratch_bytes(f"{base}_{dt}", ints, [shape_of(tile) for tile in tiles])
-    run(f"{base}_{dt}", tiles, ints, floats, isa=isa, scratch_bytes=promised)
+    kernel = f"{base}_{'bf16' if make is grouped else dt}"
+    promised = scratch_bytes(kernel, ints, [shape_of(tile) for tile in tiles])
+    run(kernel, tiles, ints, floats, isa=isa, scratch_bytes=promised)
 
 
 @every_level

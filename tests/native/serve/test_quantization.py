@@ -13,7 +13,7 @@ from native.serve.serving_models import TEXTS, load, save_model
 from support.quantised_layers import awq
 from tilewise import LLM, SamplingParams, models
 from tilewise.checkpoint import QuantisedTensor
-from tilewise.core import ConfigError, PlanError
+from tilewise.core import ConfigError, PartialBlocks, PlanError
 from tilewise.formats.quantise import quantise, quantised_format
 from tilewise.settings import EngineSettings
 
@@ -115,7 +115,7 @@ def test_weights_whose_blocks_devices_cannot_share_are_expanded(tmp_path, caplog
     assert "2 quantised weights like layers.0.mlp.down_proj.weight are expanded to bf16" in caplog.text
 
 
-def test_products_by_group(tmp_path):
+def test_grouped_products(tmp_path):
     """Texts do not depend on devices, chunks, rows or cached prefixes; exact products give other probabilities, which
     are near; and weights of 8 bits have no other products.
     """
@@ -144,5 +144,24 @@ def test_groups_that_devices_cannot_share_are_rejected(tmp_path):
     """They are not expanded, because that would change the text."""
     model_dir = save_model(tmp_path / "model", intermediate_size=96)
     settings = {"dtype": "bf16", "quantization": "int4", "tensor_parallel_size": 2}
-    with pytest.raises(PlanError, match="whole blocks of a quantised weight; got 48 of 96"):
+    with pytest.raises(PlanError, match=r"whole blocks .* got 48 of 96.*, or quantized_matmul exact"):
         load(model_dir, quantized_matmul="grouped", **settings)
+
+    def plan(formats):
+        if formats:
+            raise PartialBlocks("whole blocks", "mlp.down_proj.weight")
+
+    names = [f"layers.{i}.mlp.down_proj.weight" for i in range(2)]
+    mixed = dict(zip(names, ("q6_k", "q4_k"), strict=True))
+    with pytest.raises(PartialBlocks):
+        models.plan_in_formats(mixed, plan, is_grouped=True)
+    assert models.plan_in_formats(mixed, plan)[1] == {}
+
+
+def test_grouped_products_without_weights_of_4_bits(tmp_path, caplog):
+    """A warning says that the setting has no effect."""
+    model_dir = save_model(tmp_path / "model")
+    for settings in ({"quantization": "int8", "dtype": "bf16"}, {"quantization": "int4", "dtype": "f32"}):
+        caplog.clear()
+        load(model_dir, quantized_matmul="grouped", **settings).close()
+        assert "quantized_matmul grouped has no effect" in caplog.text

@@ -67,12 +67,16 @@ def test_layers_with_weights_in_different_formats(file):
     assert results[0].std() > 0
 
 
-def test_products_by_group_in_a_graph():
+def test_grouped_products_in_a_graph():
     """Those of weights of 4 bits, in layers too; they have no gradient."""
     formats = {"layers.0.w": "q8_0", "layers.1.w": "q4_k", "head": "q4_0"}
     graph = build(formats, how="grouped").freeze()
     ops = [op for part in (graph, *(t.graph for t in graph.templates.values())) for op in part.ops]
     assert sorted(op.op for op in ops if op.op != "call") == ["linear", "linear_grouped", "linear_grouped"]
+    images = tw.ComputeGraph("images", formats={"w": "q4_0"}, quantized_matmul="grouped")
+    filters = images.parameter([8, 32], "bf16", name="w")
+    images.conv2d(images.input([1, 32, 4, 4], "bf16", name="x"), filters, kernel_size=1)
+    assert "linear_grouped" in [op.op for op in images.draft.ops]
     with pytest.raises(ShapeError, match="quantized_matmul must be one of exact, grouped"):
         build(formats, how="fast")
     graph = tw.ComputeGraph("own", formats={"w": "q4_0"}, quantized_matmul="grouped")
@@ -82,7 +86,7 @@ def test_products_by_group_in_a_graph():
     weight = graph.parameter([N, K], "bf16", name="w", trainable=False)
     graph.loss(graph.mean(graph.cast(graph.matmul(x, weight, trans_b=True), "f32")))
     graph.optimize(tw.optim.AdamW())
-    with pytest.raises(ShapeError, match="a product by group has no gradient"):
+    with pytest.raises(ShapeError, match="a grouped product has no gradient"):
         graph.plan()
     with pytest.raises(ShapeError, match="weights must have codes of 4 bits"):
         graph.op("linear_grouped", [x, graph.find("first"), None, None], transpose=True)

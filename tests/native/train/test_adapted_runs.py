@@ -203,9 +203,7 @@ def test_patterns_must_match(texts, base, tmp_path):
         ConfigError, match=r"train\.freeze .* 'nothing\.\*'.*; use names like embed_tokens.weight"
     ):
         run(tuned(texts, base, tmp_path / "run", freeze=["nothing.*"]))
-    with pytest.raises(
-        ConfigError, match=r"train\.freeze must leave a parameter.* got \*, which matches all"
-    ):
+    with pytest.raises(ConfigError, match=r"train\.freeze must leave a parameter.* got \*, which match all"):
         run(tuned(texts, base, tmp_path / "run", freeze=["*"]))
     with pytest.raises(ConfigError, match="target_modules"):
         run(tuned(texts, base, tmp_path / "run", lora={"target_modules": ["c_attn"]}))

@@ -59,7 +59,7 @@ class Linear(Op):
 
     name = "linear"
     is_costly = True
-    by_group: ClassVar[bool] = False
+    is_grouped: ClassVar[bool] = False
     partial_values = (Partial("product", "k", "out", cut_by="w"),)
     x: tuple[int, ...] = operands("... k*")
     w: tuple[int, ...] = operands("n k*", storage="packed", advice="multiply results with matmul")
@@ -148,7 +148,7 @@ class Linear(Op):
             kernel = f"{kernel}_quantised"
             ints["format"] = formats[0] if self.transpose else formats
             if self.transpose:
-                ints["is_grouped"] = self.by_group
+                ints["is_grouped"] = self.is_grouped
             columns = columns if self.transpose else 0  # a task reads whole blocks
         part, weight_part = low.row, low.whole
         if columns:
@@ -181,7 +181,7 @@ class GroupedLinear(Linear):
     """
 
     name = "linear_grouped"
-    by_group = True
+    is_grouped = True
 
     def check(self, spec: Specs) -> None:
         """As `linear`, with weights in a format that has such products."""
@@ -193,7 +193,7 @@ class GroupedLinear(Linear):
     def gradient(self, tape: Tape, grads: Sequence[int | None]) -> Gradients:
         """Rejected: the gradient of x sums across scales."""
         raise ShapeError(
-            f"[graph.{self.name}] a product by group has no gradient; got a loss that depends on one; "
+            f"[graph.{self.name}] a grouped product has no gradient; got a loss that depends on one; "
             "make the graph with quantized_matmul exact"
         )
 
