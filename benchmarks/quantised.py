@@ -181,42 +181,38 @@ def show_file(path: Path, title: str, kind: str, rounds: Rounds, bandwidth: floa
 def probabilities(path: Path, title: str, python: Path) -> None:
     """Perplexity of a fixed text (docs/why.md) relative to llama.cpp's, and the divergence from its probabilities."""
     text = (Path(__file__).parents[1] / "docs" / "why.md").read_text()
-    config = models.open(path)
-    ids = load_tokenizer(path, config.vocab_size).encode(text).ids[:PROMPT]
-    weights = models.open_weights(path, config)
-    graph, blocks = tw.ComputeGraph("llama", formats=formats_of(weights)), PROMPT // BLOCK_SIZE
-    models.build_decoding_graph(graph, config, PROMPT, blocks, blocks, context=PROMPT, max_rows=PROMPT)
-    with graph.instantiate() as model, tempfile.TemporaryDirectory() as folder:
-        model.load_parameters(weights)
-        rows = np.arange(len(ids), dtype=np.int32)
-        model.forward(
-            **{
-                **inputs_of(1, len(ids), 0, config.vocab_size),
-                "tokens": np.array(ids, np.int32),
-                "rows": rows,
-            }
-        )
-        ours = log_probabilities(np.array(model.get_tensor("logits"), np.float32))
+    ids = load_tokenizer(path, models.open(path).vocab_size).encode(text).ids[:PROMPT]
+    with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "ids.json").write_text(json.dumps(ids))
         script = TURNS.with_name("llama_cpp_logits.py")
         files = [Path(folder) / "ids.json", Path(folder) / "logits.npy"]
         subprocess.run([python, script, path, *files], check=True, stderr=subprocess.DEVNULL)
         theirs = log_probabilities(np.load(files[1]))
-    both = [float(np.exp(-p[rows[:-1], ids[1:]].mean())) for p in (ours, theirs)]
-    divergence = float((np.exp(theirs) * (theirs - ours)).sum(1).mean())
-    show(
-        Figure(
-            f"{title}: perplexity of {len(ids)} tokens",
-            both[0],
-            "",
-            less_is_better=True,
-            peers={LLAMA: both[1]},
-        )
-    )
-    name = f"{title}: distance of the perplexity from llama.cpp's"
-    show(Figure(name, abs(both[0] / both[1] - 1), "x", less_is_better=True, must=0.02))
-    name = f"{title}: divergence (KL) from llama.cpp"
-    show(Figure(name, divergence, "nats", less_is_better=True, must=0.02))
+    for name, how in (("", "exact"), (GROUPED, "grouped")) if has_groups(path) else (("", "exact"),):
+        ours = log_probabilities(logits_of(path, ids, how))
+        rows = np.arange(len(ids) - 1)
+        both = [float(np.exp(-p[rows, ids[1:]].mean())) for p in (ours, theirs)]
+        what = f"{title}{name}: perplexity of {len(ids)} tokens"
+        show(Figure(what, both[0], "", less_is_better=True, peers={LLAMA: both[1]}))
+        what = f"{title}{name}: distance of the perplexity from llama.cpp's"
+        show(Figure(what, abs(both[0] / both[1] - 1), "x", less_is_better=True, must=0.02))
+        divergence = float((np.exp(theirs) * (theirs - ours)).sum(1).mean())
+        what = f"{title}{name}: divergence (KL) from llama.cpp"
+        show(Figure(what, divergence, "nats", less_is_better=True, must=0.02))
+
+
+def logits_of(path: Path, ids: list[int], how: str) -> np.ndarray:
+    """The logits of every token of a text, float32 `[T, V]`. `how`: products with quantised weights."""
+    config, blocks = models.open(path), PROMPT // BLOCK_SIZE
+    weights = models.open_weights(path, config)
+    graph = tw.ComputeGraph("llama", formats=formats_of(weights), quantized_matmul=how)
+    models.build_decoding_graph(graph, config, PROMPT, blocks, blocks, context=PROMPT, max_rows=PROMPT)
+    with graph.instantiate() as model:
+        model.load_parameters(weights)
+        inputs = inputs_of(1, len(ids), 0, config.vocab_size)
+        rows = np.arange(len(ids), dtype=np.int32)
+        model.forward(**{**inputs, "tokens": np.array(ids, np.int32), "rows": rows})
+        return np.array(model.get_tensor("logits"), np.float32)
 
 
 def log_probabilities(logits: np.ndarray) -> np.ndarray:
