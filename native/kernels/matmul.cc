@@ -535,8 +535,8 @@ void run_grouped(const MatmulQuantisedKernel& call) {
 //   bytes 2 * m * (n + k) + 4 * n * k / 8
 //   let steps = sum(max(0, end - begin) for begin, end in zip(range[::2], range[1::2]))
 //   scratch product_scratch(steps, len(range) // 2)
-/// `matmul` with the numbers that the blocks mean, rounded to bf16; `is_grouped`: with a grouped product, for formats of
-/// 4 bits (docs/numerics.md, rule 12). `format` is the number of the weights' format.
+/// `matmul` with the numbers that the blocks mean, rounded to bf16; `is_grouped`: with a grouped product, for formats
+/// of 4 bits (docs/numerics.md, rule 12). `format` is the number of the weights' format.
 void MatmulQuantisedKernel::run() const {
   if (is_grouped && kFormats[format].grouped.expand_codes) {
     run_grouped<BF16InRegisters>(*this);

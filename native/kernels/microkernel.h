@@ -113,17 +113,30 @@ enum class ALayout { kRows, kScaledRows, kSteps, kSteps64 };
 template <class Dot, ALayout L>
 struct MicroTable {
   static const MicroFn kFns[kMaxRows];
+  static const MicroFn kHalfFns[3];  // of kMaxRows - 2 rows and more, for the first 16 lanes; may be nullptr
 };
 
 template <class Dot, ALayout L>
 struct MicroOf {
   static MicroFn of(int64_t rows) { return MicroTable<Dot, L>::kFns[rows - 1]; }
+  static MicroFn half_of(int64_t rows) {
+    return rows < kMaxRows - 2 ? nullptr : MicroTable<Dot, L>::kHalfFns[rows - kMaxRows + 2];
+  }
 };
 
 /// The micro-kernel for `rows` rows, 1 to kRowsOf<Dot>.
 template <class Dot, ALayout L>
 TILEWISE_INLINE MicroFn micro_for(int64_t rows) {
   return MicroOf<Dot, L>::of(rows);
+}
+
+/// The same for a panel of which `lanes` are used.
+template <class Dot, ALayout L>
+TILEWISE_INLINE MicroFn micro_for(int64_t rows, int64_t lanes) {
+  MicroFn half = nullptr;
+  if constexpr (requires { MicroOf<Dot, L>::half_of(rows); })
+    if (lanes <= kPanel / 2) half = MicroOf<Dot, L>::half_of(rows);
+  return half ? half : micro_for<Dot, L>(rows);
 }
 
 /// Element type of a kernel: how it is stored, paired into steps and multiplied.

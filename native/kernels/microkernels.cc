@@ -12,12 +12,13 @@ namespace {
 ///
 /// Storing all accumulators at the end of a k split would fill the processor's store buffer. So the last steps run a
 /// few rows at a time, and the stores of these rows overlap with the products of the next ones.
-template <class Dot, int R, int RowWords, int StepWords, bool kScales = false>
+template <class Dot, int R, int RowWords, int StepWords, bool kScales = false, int Lanes = kPanel>
 void micro(const MicroArgs& x) {
   constexpr int kLocality = R <= kFewRows ? 3 : 2;  // prefetch to L1 or L2
-  constexpr int kVectors = R <= kWideRows ? 4 : 2;  // of a row at a time
+  constexpr int kMostVectors = R <= kWideRows ? 4 : 2, kFit = Lanes / kNativeLanes;
+  constexpr int kVectors = kMostVectors < kFit ? kMostVectors : kFit;  // of a row at a time
   constexpr int kWords = kWordsOf<Dot>, kRow = RowWords == 1 ? 1 : RowWords * kWords, kStep = StepWords * kWords;
-  for (int lane = 0; lane < kPanel; lane += kVectors * kNativeLanes) {
+  for (int lane = 0; lane < Lanes; lane += kVectors * kNativeLanes) {
     // Only the first pass prefetches.
     const int32_t every_ahead = lane == 0 ? x.every_ahead : INT32_MAX;
     const int32_t every_piece = lane == 0 ? x.every_piece : INT32_MAX;
@@ -147,6 +148,15 @@ constexpr MicroFn micro_of() {
   return nullptr;
 }
 
+/// The same for the first 16 lanes of a panel. Few heights suffice, because blocks of many rows are nearly full.
+template <class Dot, ALayout L, int R>
+constexpr MicroFn half_micro_of() {
+  if constexpr (R < kMaxRows - 2) return nullptr;
+  if constexpr (L == ALayout::kRows) return micro<Dot, R, kRowStride, 1, false, kPanel / 2>;
+  if constexpr (L == ALayout::kSteps) return micro<Dot, R, 1, kStepWords, false, kPanel / 2>;
+  return nullptr;
+}
+
 }  // namespace
 
 #define TILEWISE_MICRO(rows) micro_of<Dot, L, rows>()
@@ -162,6 +172,10 @@ const MicroFn MicroTable<Dot, L>::kFns[] = {
     TILEWISE_MICRO(13), TILEWISE_MICRO(14),
 #endif
 };
+
+template <class Dot, ALayout L>
+const MicroFn MicroTable<Dot, L>::kHalfFns[] = {
+    half_micro_of<Dot, L, kMaxRows - 2>(), half_micro_of<Dot, L, kMaxRows - 1>(), half_micro_of<Dot, L, kMaxRows>()};
 
 template struct MicroTable<DotF32, ALayout::kRows>;
 template struct MicroTable<DotF32, ALayout::kScaledRows>;

@@ -223,7 +223,7 @@ class Product {
       if constexpr (requires { op_.multiply(height, call); }) {
         op_.multiply(height, call);
       } else {
-        micro_for<typename Op::Dot, Op::kLayout>(height)(call);
+        micro_for<typename Op::Dot, Op::kLayout>(height, op_.lanes - (first_ + p) * kPanel)(call);
       }
       if (is_last) op_.finish(row, height, first_ + p, out);
     }

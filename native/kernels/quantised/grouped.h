@@ -1,5 +1,5 @@
-// Grouped products of quantised weights (docs/numerics.md, rule 12): codes are multiplied, and the scales are applied to
-// the sum of each group.
+// Grouped products of quantised weights (docs/numerics.md, rule 12): codes are multiplied, and the scales are applied
+// to the sum of each group.
 //
 // Formats with codes of 4 bits have them: codes are exact in bf16, and scales hold for whole groups of 32 elements. A
 // packed row of activations has, after each 128 steps, the sums of its 8 groups, in the words that keep rows apart. A
