@@ -137,7 +137,7 @@ def saved(tmp_path_factory):
     return path, json.loads(body[8:end]), body[end:]
 
 
-def write(path, document, arrays, version=5):
+def write(path, document, arrays, version=6):
     """Write a file with a matching digest."""
     rows = json.dumps(document).encode()
     body = len(rows).to_bytes(8, "little") + rows + arrays
@@ -207,7 +207,7 @@ def test_other_files_are_rejected(saved, tmp_path):
     path, document, arrays = saved
     other = tmp_path / "b.plan"
     write(other, document, arrays, version=2)
-    with pytest.raises(PlanError, match="it has format 2, and this version of Tilewise reads 5"):
+    with pytest.raises(PlanError, match="it has format 2, and this version of Tilewise reads 6"):
         tw.Plan.load(other)
     other.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(PlanError, match="damaged or was changed"):

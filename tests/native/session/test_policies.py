@@ -106,7 +106,7 @@ def check_bits(expected, mesh, policy, accumulation):
 CASE = {"mesh": st.sampled_from(MESHES), "policy": policies(), "accumulation": st.sampled_from((1, 2))}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(**CASE)
 def test_no_policy_changes_a_bit(expected, mesh, policy, accumulation):
     """40 random policies on one and two devices; all pinned tasks run on the workers of their pins."""
