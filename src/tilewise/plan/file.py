@@ -1,7 +1,7 @@
 """Plans and programs as bytes, for digests, files and other processes: records as rows, see
 `ir.file`. The bytes are one line with format and digest, JSON with all rows, then the arrays.
 
-    tilewise plan 5 SHA-256-of-all-that-follows
+    tilewise plan 6 SHA-256-of-all-that-follows
     length of the JSON, 8 bytes, little-endian
     {"records": [[name, [field, ...]], ...], "arrays": [[dtype, [size, ...]], ...], "rows": [[class, value, ...], ...]}
     the arrays, row-major, one after the other

@@ -109,7 +109,7 @@ CASE = {"mesh": st.sampled_from(MESHES), "policy": policies(), "accumulation": s
 @settings(max_examples=15, deadline=None)
 @given(**CASE)
 def test_no_policy_changes_a_bit(expected, mesh, policy, accumulation):
-    """40 random policies on one and two devices; all pinned tasks run on the workers of their pins."""
+    """15 random policies on one and two devices; all pinned tasks run on the workers of their pins."""
     check_bits(expected, mesh, policy, accumulation)
 
 
