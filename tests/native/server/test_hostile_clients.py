@@ -272,8 +272,12 @@ def _open_files(process_id):
 
 
 def _sockets(process_id):
-    places = Path(f"/proc/{process_id}/fd")
-    return sum(os.readlink(places / one).startswith("socket:") for one in os.listdir(places))
+    """Sockets that a process has open. Others may close while they are counted."""
+    count, places = 0, Path(f"/proc/{process_id}/fd")
+    for one in os.listdir(places):
+        with contextlib.suppress(FileNotFoundError):
+            count += os.readlink(places / one).startswith("socket:")
+    return count
 
 
 def _threads(process_id):
