@@ -16,12 +16,17 @@ from tilewise.kernels.packing import pack_weight
 from tilewise.kernels.quantised import pack_blocks, quantised_bytes, unpack_blocks
 
 
+def loading_level(isa):
+    """The level that packs and reads panels, which are the same on all: an emulated one only multiplies."""
+    return isa if isa in _native.kernels.isa_levels() else ""
+
+
 def weight(name, n, k, seed, isa=""):
     """A weight in panels, as an operand, and its numbers in bf16."""
     form = FORMATS[name]
     blocks = random_blocks(form, n, k, seed)
     memory = np.full(quantised_bytes(form, n, k), 77, np.uint8)
-    assert pack_blocks(blocks, form, memory, n, k, isa=isa)
+    assert pack_blocks(blocks, form, memory, n, k, isa=loading_level(isa))
     return (memory.view(np.int32), n, -(-form.row_bytes(k) // 4)), form.dequantise(blocks).astype(
         NUMPY["bf16"]
     )
@@ -127,7 +132,8 @@ def test_products_and_rows_are_those_of_the_numbers(isa, name, n, blocks, m, dat
     )
     ranges = list(pairwise(cuts))
     packed, numbers = weight(name, n, k, n + k, isa)
-    assert_same_bits(unpack_blocks(packed[0].view(np.uint8), FORMATS[name], n, k, isa=isa), numbers)
+    read = unpack_blocks(packed[0].view(np.uint8), FORMATS[name], n, k, isa=loading_level(isa))
+    assert_same_bits(read, numbers)
     gen, number = rng(m), FORMATS[name].number
     rows = random(gen, m, k, "bf16")
     plain = (pack_weight(numbers, "bf16"), n, k)
