@@ -116,20 +116,25 @@ void expand_all_codes(const uint8_t* panel, int64_t size, int64_t begin, int64_t
 }
 
 #if defined(__AVX512BF16__)
+/// Adds the products of a step, whose words of 16 `Parts` lanes are `low` and `high`, to the sums of R rows.
+template <int R, int Parts>
+TILEWISE_INLINE void add_step(__m512 (&sums)[R][Parts], const uint32_t* words, __m512i low, __m512i high) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    const __m512bh factor = (__m512bh)_mm512_set1_epi32(static_cast<int>(words[r * kRowStride]));
+    sums[r][0] = _mm512_dpbf16_ps(sums[r][0], factor, (__m512bh)low);
+    if constexpr (Parts == 2) sums[r][1] = _mm512_dpbf16_ps(sums[r][1], factor, (__m512bh)high);
+  }
+}
+
 /// Adds the products of a group, from `words` of the first row on, to the totals of R rows. Steps [from, to) count. `x`
 /// is the sum of the activations of the first row.
 template <class F, int R, int Parts>
 TILEWISE_INLINE void add_group_of_rows(const uint8_t* block, int group, int half, const uint32_t* words, int64_t from,
                                        int64_t to, const uint32_t* x, __m512 (&totals)[R][Parts]) {
   __m512 sums[R][Parts] = {};
-  const auto multiply = [&](int64_t step, __m512i low, __m512i high) TILEWISE_INLINED {
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const __m512bh factor = (__m512bh)_mm512_set1_epi32(static_cast<int>(words[r * kRowStride + step]));
-      sums[r][0] = _mm512_dpbf16_ps(sums[r][0], factor, (__m512bh)low);
-      if constexpr (Parts == 2) sums[r][1] = _mm512_dpbf16_ps(sums[r][1], factor, (__m512bh)high);
-    }
-  };
+  const auto multiply = [&](int64_t step, __m512i low, __m512i high)
+                            TILEWISE_INLINED { add_step(sums, words + step, low, high); };
   if (to - from == kGroupSteps) {
     each_code_step<F, Parts>(block, group, half, multiply);
   } else {
@@ -169,14 +174,8 @@ void few_rows(const MicroArgs& x, int64_t size) {
       const bool is_last = s + 1 == x.segments + x.num_segments;
       if (is_last) expect(x.expected);
       const int64_t begin = s->b / kPanel * 2, end = begin + 2 * s->steps;
-      const auto multiply = [&](int64_t step, __m512i low, __m512i high) TILEWISE_INLINED {
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-          const __m512bh factor = (__m512bh)_mm512_set1_epi32(static_cast<int>(a[r * kRowStride + step]));
-          acc[r][0] = _mm512_dpbf16_ps(acc[r][0], factor, (__m512bh)low);
-          if constexpr (Parts == 2) acc[r][1] = _mm512_dpbf16_ps(acc[r][1], factor, (__m512bh)high);
-        }
-      };
+      const auto multiply = [&](int64_t step, __m512i low, __m512i high)
+                                TILEWISE_INLINED { add_step(acc, a + step, low, high); };
       each_group<F>(reinterpret_cast<const uint8_t*>(x.b[s->term]), size, begin, end,
                     [&](const uint8_t* block, int group, int64_t k) TILEWISE_INLINED {
                       if (half == 0) prefetch_group<F>(block, group);

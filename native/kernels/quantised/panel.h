@@ -159,18 +159,24 @@ TILEWISE_INLINE IntLanes8 codes_of_lanes(const Planes<F>& planes, int step, int 
   return codes;
 }
 
-/// What codes mean, in fp32.
-template <class F>
-TILEWISE_INLINE Lanes8 numbers_of(const IntLanes8& codes, const Lanes8& d, const Lanes8& m) {
+/// Numbers without scales: those of a table, or code - Offset.
+template <class F, int Offset = F::kOffset>
+TILEWISE_INLINE Lanes8 unscaled_numbers(const IntLanes8& codes) {
   if constexpr (F::kMeaning == Meaning::kTable) {
     Lanes8 x;
     for (int i = 0; i < 8; ++i) x[i] = F::kTable[codes[i]];
-    return x * d;
+    return x;
   }
+  return __builtin_convertvector(codes - Offset, Lanes8);
+}
+
+/// What codes mean, in fp32.
+template <class F>
+TILEWISE_INLINE Lanes8 numbers_of(const IntLanes8& codes, const Lanes8& d, const Lanes8& m) {
   // A number of 8 bits has the bits of an fp32 number, subnormal ones included, times 2^-120.
   if constexpr (F::kMeaning == Meaning::kFloat8)
     return (Lanes8)((codes & 0x7f) << 20 | codes << 24 & INT32_MIN) * 0x1p120f * d;
-  const Lanes8 x = __builtin_convertvector(codes - F::kOffset, Lanes8);
+  const Lanes8 x = unscaled_numbers<F>(codes);
   if constexpr (F::kMeaning == Meaning::kAffine) return x * d + m;  // the product is exact
   if constexpr (F::kMeaning == Meaning::kZeroPoint) return (x - m) * d;
   return x * d;
@@ -313,14 +319,31 @@ TILEWISE_INLINE RowScales scales_of_row(const uint8_t* block, int group, int row
   return scales;
 }
 
+#if defined(__AVX512BF16__)
+TILEWISE_INLINE void store_step(uint32_t* to, int step, __m512i low, __m512i high) {
+  _mm512_storeu_si512(to + step * kPanel, low);
+  _mm512_storeu_si512(to + step * kPanel + 16, high);
+}
+#else
+/// The words of a step, from numbers(codes, lane) of 8 lanes at a time.
+template <class F, class Numbers>
+TILEWISE_INLINE void store_step(uint32_t* to, const Planes<F>& planes, int step, const Numbers& numbers) {
+  alignas(64) float x[kGroupLanes];
+  for (int lane = 0; lane < kGroupLanes; lane += 8) {
+    const Lanes8 eight = numbers(codes_of_lanes(planes, step, lane), lane);
+    __builtin_memcpy(x + lane, &eight, sizeof eight);
+  }
+  for (int lane = 0; lane < kGroupLanes; lane += kLanes)
+    store(reinterpret_cast<bf16*>(to + step * kPanel) + lane, load(x + lane));
+}
+#endif
+
 /// The words of a group's 16 steps.
 template <class F>
 TILEWISE_INLINE void expand_group(const uint8_t* block, int group, uint32_t* to) {
 #if defined(__AVX512BF16__)
-  each_step<F, 2>(block, group, 0, [to](int step, __m512i low, __m512i high) TILEWISE_INLINED {
-    _mm512_storeu_si512(to + step * kPanel, low);
-    _mm512_storeu_si512(to + step * kPanel + 16, high);
-  });
+  each_step<F, 2>(block, group, 0,
+                  [to](int step, __m512i low, __m512i high) TILEWISE_INLINED { store_step(to, step, low, high); });
 #else
   const Planes<F> planes(block, group);
   alignas(64) float scales[2][kGroupLanes], minima[2][kGroupLanes];
@@ -336,16 +359,12 @@ TILEWISE_INLINE void expand_group(const uint8_t* block, int group, uint32_t* to)
     }
   for (int step = 0; step < kGroupSteps; ++step) {
     const int h = F::kSpan < kGroup ? step / 8 : 0;
-    alignas(64) float x[kGroupLanes];
-    for (int lane = 0; lane < kGroupLanes; lane += 8) {
+    store_step(to, planes, step, [&](const IntLanes8& codes, int lane) TILEWISE_INLINED {
       Lanes8 d, m;
       __builtin_memcpy(&d, scales[h] + lane, sizeof d);
       __builtin_memcpy(&m, minima[h] + lane, sizeof m);
-      const Lanes8 numbers = numbers_of<F>(codes_of_lanes(planes, step, lane), d, m);
-      __builtin_memcpy(x + lane, &numbers, sizeof numbers);
-    }
-    for (int lane = 0; lane < kGroupLanes; lane += kLanes)
-      store(reinterpret_cast<bf16*>(to + step * kPanel) + lane, load(x + lane));
+      return numbers_of<F>(codes, d, m);
+    });
   }
 #endif
 }
@@ -395,27 +414,13 @@ TILEWISE_INLINE void each_code_step(const uint8_t* block, int group, int first, 
 template <class F>
 TILEWISE_INLINE void expand_codes(const uint8_t* block, int group, uint32_t* to) {
 #if defined(__AVX512BF16__)
-  each_code_step<F, 2>(block, group, 0, [to](int step, __m512i low, __m512i high) TILEWISE_INLINED {
-    _mm512_storeu_si512(to + step * kPanel, low);
-    _mm512_storeu_si512(to + step * kPanel + 16, high);
-  });
+  each_code_step<F, 2>(block, group, 0,
+                       [to](int step, __m512i low, __m512i high) TILEWISE_INLINED { store_step(to, step, low, high); });
 #else
   const Planes<F> planes(block, group);
-  for (int step = 0; step < kGroupSteps; ++step) {
-    alignas(64) float x[kGroupLanes];
-    for (int lane = 0; lane < kGroupLanes; lane += 8) {
-      const IntLanes8 codes = codes_of_lanes(planes, step, lane);
-      Lanes8 numbers;
-      if constexpr (F::kMeaning == Meaning::kTable) {
-        for (int i = 0; i < 8; ++i) numbers[i] = F::kTable[codes[i]];
-      } else {
-        numbers = __builtin_convertvector(codes - kMiddle<F>, Lanes8);
-      }
-      __builtin_memcpy(x + lane, &numbers, sizeof numbers);
-    }
-    for (int lane = 0; lane < kGroupLanes; lane += kLanes)
-      store(reinterpret_cast<bf16*>(to + step * kPanel) + lane, load(x + lane));
-  }
+  for (int step = 0; step < kGroupSteps; ++step)
+    store_step(to, planes, step,
+               [](const IntLanes8& codes, int) TILEWISE_INLINED { return unscaled_numbers<F, kMiddle<F>>(codes); });
 #endif
   auto* scales = reinterpret_cast<float*>(to + kGroupSteps * kPanel);
   for (int part = 0; part < 2; ++part) {

@@ -44,7 +44,7 @@ class WeightFormat:
 
     @property
     def has_grouped_product(self) -> bool:
-        """Whether kernels multiply its codes and apply the scales to the sum of each group of 32, if asked to."""
+        """Whether kernels have grouped products of it (docs/numerics.md, rule 12)."""
         return self.name in _GROUPED
 
     def row_bytes(self, k: int) -> int:

@@ -29,7 +29,7 @@ class RandomBatches(Sequence[Mapping[str, NDArray[Any]]]):
         model = make_model_config(config)
         self._vocab_size, self._is_encoder = model.vocab_size, models.is_encoder(model)
         self._shape = config.num_sequences, config.data.context + 1
-        self._loss = None if config.preference is None else config.preference.loss
+        self._loss = config.dpo.loss if config.dpo else None
         self._is_padded = config.data.is_padded
         self._has_documents = config.data.separates_documents
         self._num_steps = num_steps

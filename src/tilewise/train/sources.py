@@ -295,7 +295,7 @@ def _from_records(
         _check_ids(encoder, record, ids)
         if is_for_training:
             train.add(ids, labels)
-        elif first_held_out is None:
+        elif not first_held_out:
             first_held_out = ids, labels
         elif evaluates:
             held_out.add(ids, labels)

@@ -269,7 +269,7 @@ class OptimizerSection(_Section):
         if name is None or name in SCHEDULERS:
             return name
         suggestion = nearest(name, SCHEDULERS)
-        advice = "choose one" if suggestion is None else f"did you mean {suggestion}?"
+        advice = f"did you mean {suggestion}?" if suggestion else "choose one"
         if name in ("reduce_lr_on_plateau", "greedy"):
             advice = "its rate depends on evaluations, which a schedule must not; choose another"
         raise _WrongValue(f"must be one of {', '.join(SCHEDULERS)}, got {shown(name)}", advice)
@@ -443,7 +443,8 @@ _F16 = ("f16", "fp16", "float16")  # names of a dtype that weights are stored in
 
 
 class DpoSection(_Section):
-    """`[dpo]`: the loss of a run on pairs, whose data have `type = "preference"`.
+    """`[dpo]`: the loss of a run on pairs, whose data have `type = "preference"`. Other runs have no such
+    section; in a run on pairs it may be left out.
 
     Attributes:
         beta, loss_type, label_smoothing: see `nn.PreferenceLoss`.
@@ -568,12 +569,9 @@ class TrainConfig(_Section):
             raise _WrongValue("dpo needs data of type = 'preference'", "set data.type, or remove [dpo]")
         if self.data.is_preference and self.model.path is None:
             raise _WrongValue("data of type = 'preference' needs model.path", "start from a trained model")
+        if self.data.is_preference and not self.dpo:
+            object.__setattr__(self, "dpo", DpoSection())
         return self
-
-    @property
-    def preference(self) -> DpoSection | None:
-        """`[dpo]` of a run on pairs, where it may be left out; None for other runs."""
-        return (self.dpo or DpoSection()) if self.data.is_preference else None
 
     @property
     def num_sequences(self) -> int:
@@ -589,14 +587,13 @@ class TrainConfig(_Section):
         at their defaults where older checkpoints do not have them. `train.epochs` is omitted, because
         `train.steps` follows from it.
         """
-        preference = {} if self.preference is None else {"dpo": self.preference.model_dump()}
-        sections = preference | self.model_dump(
+        sections = self.model_dump(
             exclude={
                 "model": True,
                 "output": True,
                 "distribution": True,
                 "data": True,
-                "dpo": True,
+                **({} if self.dpo else {"dpo": True}),
                 "train": {*_WITHOUT_EFFECT},
                 "optimizer": True,
                 "lora": True,

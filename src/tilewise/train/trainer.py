@@ -100,7 +100,7 @@ def make_graph(
             f"got {context}; lower it"
         )
     length = Dim("seq", 1, context) if is_padded else context
-    preference = None if config.preference is None else config.preference.loss
+    preference = config.dpo.loss if config.dpo else None
     models.build_training_graph(
         graph,
         model,
@@ -307,8 +307,8 @@ class Trainer:
 
     def _pair_figures(self, batch: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float64]]:
         """Figures about the pairs of the batch that the instance computed last."""
-        assert self.config.preference is not None
-        return pair_figures(self.config.preference.loss, batch, self.instance.get_tensor("log_probs"))
+        assert self.config.dpo is not None
+        return pair_figures(self.config.dpo.loss, batch, self.instance.get_tensor("log_probs"))
 
     def prepare_reference(self, path: Path, console: Console, *, may_read: bool) -> None:
         """Compute the log-probabilities that the reference model, which is the model before its first

@@ -105,8 +105,8 @@ def prepare_data(config: TrainConfig, console: Console) -> TrainingData:
         train = config.train
         has_documents = data.separates_documents
         batches = Batches(sequences, train.batch, train.seed, weights, width, end, has_documents)
-        if config.preference is not None:
-            return PairBatches(batches, has_lengths=config.preference.loss_type == "ipo")
+        if config.dpo is not None:
+            return PairBatches(batches, has_lengths=config.dpo.loss_type == "ipo")
         if mask is None:
             return batches
         return MaskedBatches(batches, mask, model.vocab_size, data.masked_percent)

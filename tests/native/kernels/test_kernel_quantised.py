@@ -44,7 +44,6 @@ def gradient(kernel, formats, dy, weights, ranges, isa, k=None):
 def product(kernel, ints, rows, w, ranges, isa, dtype="bf16"):
     """The product of some rows and a weight in the given ranges of the contraction."""
     out = empty(len(rows), w[1], dtype)
-    ints = [*ints, 0] if kernel == "matmul_quantised" and len(ints) == 1 else ints
     is_f32 = int(dtype == "f32")
     run(f"{kernel}_bf16", [out, None, rows, w], [*ints, is_f32, 1, len(ranges), *np.ravel(ranges)], isa=isa)
     return out
@@ -138,7 +137,7 @@ def test_products_and_rows_are_those_of_the_numbers(isa, name, n, blocks, m, dat
     rows = random(gen, m, k, "bf16")
     plain = (pack_weight(numbers, "bf16"), n, k)
     expected = product("matmul", [], rows, plain, ranges, isa)
-    assert_same_bits(product("matmul_quantised", [number], rows, packed, ranges, isa), expected)
+    assert_same_bits(product("matmul_quantised", [number, 0], rows, packed, ranges, isa), expected)
     cuts = sorted({0, n, *(2 * data.draw(st.integers(0, n // 2)) for _ in range(2))})
     ranges, columns = list(pairwise(cuts)), random(gen, m, n, "bf16")
     other = data.draw(st.sampled_from([one for one in KERNEL_FORMATS if k % FORMATS[one].block == 0]))

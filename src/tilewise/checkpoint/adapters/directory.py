@@ -154,10 +154,8 @@ def open_adapter(directory: str | Path) -> OpenAdapter:
         modules_to_save=tuple(settings.modules_to_save or ()),
     )
     listed = settings.target_modules
-    is_list = (
-        isinstance(listed, list) and not settings.exclude_modules and settings.layers_to_transform is None
-    )
-    targets = tuple(str(name) for name in listed) if is_list else ()
+    has_exceptions = settings.exclude_modules or settings.layers_to_transform is not None
+    targets = tuple(map(str, listed)) if isinstance(listed, list) and not has_exceptions else ()
     return OpenAdapter(path, config, tensors, settings.base_model_name_or_path, targets)
 
 
